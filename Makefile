@@ -1,0 +1,36 @@
+# One command serves the examples, another runs every test; both make what they need.
+PYTHON ?= python3
+VENV ?= .venv
+HTTP_PORT ?= 8000
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install serve test check smoke wheel-test bench chaos clean
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[serve,dev]'
+	touch $@
+
+serve: install
+	$(BIN)/actorserve start examples/repository --http-port $(HTTP_PORT)
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check actorserve actors tests examples benchmarks
+	$(BIN)/ruff format --check actorserve actors tests examples benchmarks
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m pip install --quiet pyzmq mosec
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+chaos: install
+	$(BIN)/python -m pytest tests/faults -m chaos --override-ini addopts=--import-mode=importlib
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

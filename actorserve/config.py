@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's settings: one table of options that flags, environment and docs are made from.
+
+Order: flag, then environment (`ACTORSERVE_` + the flag's name), then the default here, which is
+tritonserver's where it has one. A model's own parameters beat all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actorserve.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "ACTORSERVE_"
+MIB = 1 << 20
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server runs. Times in seconds, sizes in bytes."""
+
+    model_repository: tuple[str, ...] = ()
+    id: str = "actorserve"
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    http_max_input_bytes: int = 64 * MIB
+    http_head_timeout_s: float = 30.0
+    strict_json: bool = False
+    model_control_mode: str = "none"
+    load_model: tuple[str, ...] = ()
+    model_load_thread_count: int = 4
+    auto_complete_config: bool = True
+    exit_on_error: bool = True
+    exit_timeout_s: float = 30.0
+    strict_readiness: bool = True
+    backend_config: tuple[str, ...] = ()
+    restart_backoff_s: tuple[float, float] = (0.0, 30.0)
+    log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_format: str = "default"
+    log_file: str = ""
+    crash_dir: str = ""
+    ready_file: str = ""
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One option: its flag, the field it sets, how its text is read and what it is for."""
+
+    flag: str
+    field: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    repeatable: bool = False
+
+
+def parse_bool(text: str) -> bool:
+    """Read true/false, yes/no, on/off, 1/0. Raises ValueError."""
+    value = {"true": True, "yes": True, "on": True, "1": True}.get(text.lower())
+    if value is None:
+        value = {"false": False, "no": False, "off": False, "0": False}.get(text.lower(), None)
+    if value is None:
+        raise ValueError(f"expected true or false, got {text!r}")
+    return value
+
+
+def _not(text: str) -> bool:
+    return not parse_bool(text)
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"expected a number from {low} to {high}, got {value}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"expected seconds, 0 or more, got {text!r}")
+    return value
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def parse_backoff(text: str) -> tuple[float, float]:
+    """Read FIRST:MAX, seconds before the first restart and at most. Raises ValueError."""
+    first, colon, most = text.partition(":")
+    if not colon:
+        raise ValueError(f"expected FIRST:MAX in seconds, got {text!r}")
+    values = (_seconds(first), _seconds(most))
+    if values[0] > values[1]:
+        raise ValueError(f"FIRST must not be longer than MAX, got {text!r}")
+    return values
+
+
+_PORT = _integer(0, 65535)
+
+OPTIONS: tuple[Option, ...] = (
+    Option("--model-repository", "model_repository", str, "DIR", "another repository to serve",
+           ("--model-store",), True),
+    Option("--id", "id", str, "NAME", "the server's name in its metadata"),
+    Option("--host", "host", str, "ADDRESS",
+           "address to listen on; beyond loopback the inference API is open to whoever gets there",
+           ("--http-address",)),
+    Option("--http-port", "http_port", _PORT, "PORT", "HTTP port; 0 lets the kernel pick"),
+    Option("--http-max-input-size", "http_max_input_bytes", _integer(1, 1 << 40), "BYTES",
+           "largest request body, also after decompression"),
+    Option("--http-head-timeout-s", "http_head_timeout_s", _seconds, "S",
+           "time in which a request's head must be complete"),
+    Option("--strict-json", "strict_json", parse_bool, "BOOL",
+           "refuse NaN and infinity in JSON outputs instead of writing them bare"),
+    Option("--model-control-mode", "model_control_mode", _choice("none", "explicit"), "MODE",
+           "none: load every model at start; explicit: only those of --load-model"),
+    Option("--load-model", "load_model", str, "NAME",
+           "a model to load at start in explicit mode; '*' for all", (), True),
+    Option("--model-load-thread-count", "model_load_thread_count", _integer(1, 256), "N",
+           "how many models load at a time"),
+    Option("--disable-auto-complete-config", "auto_complete_config", _not, "BOOL",
+           "do not ask models to complete their configuration", ("--strict-model-config",)),
+    Option("--exit-on-error", "exit_on_error", parse_bool, "BOOL",
+           "end with an error when a model fails to load at start"),
+    Option("--exit-timeout-secs", "exit_timeout_s", _seconds, "S",
+           "time for accepted work to end after SIGTERM"),
+    Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
+           "ready only while every model that should serve is; else ready as soon as the server is"),
+    Option("--backend-config", "backend_config", str, "python,KEY=VALUE",
+           "shm-default-byte-size, shm-growth-byte-size, stub-timeout-seconds, "
+           "default-max-batch-size", (), True),
+    Option("--restart-backoff-s", "restart_backoff_s", parse_backoff, "FIRST:MAX",
+           "wait before the first restart of a dead stub, and at most"),
+    Option("--log-verbose", "log_verbose", _integer(0, 100), "LEVEL", "verbose logging"),
+    Option("--log-info", "log_info", parse_bool, "BOOL", "log information"),
+    Option("--log-warning", "log_warning", parse_bool, "BOOL", "log warnings"),
+    Option("--log-error", "log_error", parse_bool, "BOOL", "log errors"),
+    Option("--log-format", "log_format", _choice("default", "ISO8601", "json"), "FORMAT",
+           "default (Triton's), ISO8601 or json"),
+    Option("--log-file", "log_file", str, "FILE", "log there instead of to stderr"),
+    Option("--crash-dir", "crash_dir", str, "DIR",
+           "where the last words of a stub that died are kept"),
+    Option("--ready-file", "ready_file", str, "FILE",
+           "write the addresses there as JSON once everything is served"),
+)  # fmt: skip
+
+
+class PythonBackendConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--backend-config=python,…` sets; sizes in bytes."""
+
+    shm_default_bytes: int = 4 * MIB
+    shm_growth_bytes: int = 0
+    stub_timeout_s: float = 30.0
+    default_max_batch_size: int = 4
+
+
+_BACKEND_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "shm-default-byte-size": ("shm_default_bytes", _integer(1 * MIB, 1 << 40)),
+    "shm-growth-byte-size": ("shm_growth_bytes", _integer(1, 1 << 40)),
+    "stub-timeout-seconds": ("stub_timeout_s", _seconds),
+    "default-max-batch-size": ("default_max_batch_size", _integer(0, 1 << 20)),
+}
+_BACKEND_IGNORED = frozenset(
+    {"shm-region-prefix-name", "shm_message_queue_size", "thread-pool-size"}
+)
+
+
+def parse_backend_config(entries: Sequence[str]) -> tuple[PythonBackendConfig, list[str]]:
+    """Read `python,KEY=VALUE` entries; returns the settings and warnings of what is ignored.
+
+    Raises ConfigError for a value that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    warnings = []
+    for entry in entries:
+        backend, comma, setting = entry.rpartition(",")
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--backend-config={entry}: expected python,KEY=VALUE")
+        if comma and backend != "python":
+            warnings.append(f"--backend-config={entry}: there is no backend '{backend}' here")
+        elif key in _BACKEND_KEYS:
+            field, parse = _BACKEND_KEYS[key]
+            try:
+                values[field] = parse(text)
+            except ValueError as error:
+                raise ConfigError(f"--backend-config={entry}: {error}") from None
+        elif key in _BACKEND_IGNORED:
+            warnings.append(f"--backend-config={entry}: has no meaning here and is ignored")
+        else:
+            raise ConfigError(
+                f"--backend-config={entry}: unknown key '{key}', expected one of "
+                f"{', '.join(_BACKEND_KEYS)}"
+            )
+    return PythonBackendConfig(**values), warnings
+
+
+def settings_from(
+    flags: Mapping[str, str | Sequence[str]], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Build the settings from flag texts by field, then the environment, then the defaults.
+
+    Raises ConfigError that names the flag or variable and what was expected.
+    """
+    if environment is None:
+        environment = os.environ
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        variable = ENVIRONMENT_PREFIX + option.flag[2:].upper().replace("-", "_")
+        given: str | Sequence[str] | None = flags.get(option.field)
+        where = option.flag
+        if given is None and variable in environment:
+            given, where = environment[variable], variable
+            if option.repeatable:
+                given = [part for part in given.split(",") if part]
+        if given is None:
+            continue
+        texts = [given] if isinstance(given, str) else list(given)
+        try:
+            parsed = [option.parse(text) for text in texts]
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        values[option.field] = tuple(parsed) if option.repeatable else parsed[-1]
+    return Settings(**values)
+
+
+def default_crash_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Return where crash files go unless an option says otherwise."""
+    if environment is None:
+        environment = os.environ
+    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "actorserve" / "crashes"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory drivers and slabs (none yet)."""

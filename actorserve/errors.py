@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one tree of errors. Each class carries its code, and so its HTTP status and gRPC status.
+
+A message says what happened, where, what was expected and what to do. Codes 0 to 7 are the
+model API's (`TritonError`); those from 8 on are the server's own.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """What went wrong, in the terms of the v2 protocol."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+    DEADLINE_EXCEEDED = 8
+    RESOURCE_EXHAUSTED = 9
+    PERMISSION_DENIED = 10
+    TOO_LARGE = 11
+
+
+HTTP_STATUS: dict[Code, int] = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.RESOURCE_EXHAUSTED: 503,
+    Code.PERMISSION_DENIED: 403,
+    Code.TOO_LARGE: 413,
+}
+
+GRPC_STATUS: dict[Code, str] = {
+    Code.UNKNOWN: "UNKNOWN",
+    Code.INTERNAL: "INTERNAL",
+    Code.NOT_FOUND: "NOT_FOUND",
+    Code.INVALID_ARG: "INVALID_ARGUMENT",
+    Code.UNAVAILABLE: "UNAVAILABLE",
+    Code.UNSUPPORTED: "UNIMPLEMENTED",
+    Code.ALREADY_EXISTS: "ALREADY_EXISTS",
+    Code.CANCELLED: "CANCELLED",
+    Code.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
+    Code.PERMISSION_DENIED: "PERMISSION_DENIED",
+    Code.TOO_LARGE: "INVALID_ARGUMENT",
+}
+
+
+class ActorserveError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    code: Code = Code.INTERNAL
+
+    @property
+    def message(self) -> str:
+        """The text alone, as clients see it."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status that this error is answered with."""
+        return HTTP_STATUS[self.code]
+
+    @property
+    def grpc_status(self) -> str:
+        """The name of the gRPC status that this error is answered with."""
+        return GRPC_STATUS[self.code]
+
+
+class ProtocolError(ActorserveError):
+    """The peer broke the wire: a frame, message or handle that cannot be right."""
+
+
+class InternalError(ActorserveError):
+    """A fault of the server or of user code."""
+
+
+class UnknownError(ActorserveError):
+    """A model answered with the code UNKNOWN."""
+
+    code = Code.UNKNOWN
+
+
+class NotFound(ActorserveError):
+    """The named model, version or resource does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class InvalidArgument(ActorserveError):
+    """The caller's mistake."""
+
+    code = Code.INVALID_ARG
+
+
+class ConfigError(InvalidArgument):
+    """A configuration that cannot be read or honoured; says file, line and column if known."""
+
+
+class Unavailable(ActorserveError):
+    """Nobody can serve this now; `retry_after_s` says when it may be worth another try."""
+
+    code = Code.UNAVAILABLE
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unsupported(ActorserveError):
+    """A feature that this version does not have."""
+
+    code = Code.UNSUPPORTED
+
+
+class AlreadyExists(ActorserveError):
+    """The name is taken."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class Cancelled(ActorserveError):
+    """The request was cancelled by its caller."""
+
+    code = Code.CANCELLED
+
+
+class DeadlineExceeded(ActorserveError):
+    """A deadline passed before the work was done."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class ResourceExhausted(ActorserveError):
+    """Shared memory, descriptors or queue room ran out."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class PermissionDenied(ActorserveError):
+    """The peer may not use this door."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class TooLarge(ActorserveError):
+    """A body or tensor beyond a limit."""
+
+    code = Code.TOO_LARGE
+
+
+class BootError(ActorserveError):
+    """A child process that cannot start, whatever is tried: retrying will not help."""
+
+
+_BY_CODE: dict[Code, type[ActorserveError]] = {
+    Code.UNKNOWN: UnknownError,
+    Code.INTERNAL: InternalError,
+    Code.NOT_FOUND: NotFound,
+    Code.INVALID_ARG: InvalidArgument,
+    Code.UNAVAILABLE: Unavailable,
+    Code.UNSUPPORTED: Unsupported,
+    Code.ALREADY_EXISTS: AlreadyExists,
+    Code.CANCELLED: Cancelled,
+    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Code.RESOURCE_EXHAUSTED: ResourceExhausted,
+    Code.PERMISSION_DENIED: PermissionDenied,
+    Code.TOO_LARGE: TooLarge,
+}
+
+
+def error_for(code: int, message: str) -> ActorserveError:
+    """Build the error of a code that came over a wire; an unknown code becomes INTERNAL."""
+    try:
+        kind = _BY_CODE[Code(code)]
+    except ValueError:
+        kind = InternalError
+    return kind(message)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory: segments, lanes, doorbells, arenas, the health page."""

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message that crosses a process, and the protocol's number.
+
+Who sends what, on which road (lanes are described in shm/lane.py, the boot socket in
+process/boot.py):
+
+    supervisor ── boot socket ──► stub   Hello, MapSegment            (with descriptors)
+    stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
+    supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
+    supervisor ── control lane ─► control Ping
+    stub       ── up lane ──────► superv. PhaseEntered, Initialized, AutoCompleted, BootFailed,
+                                          Executed, Responded, Finalized, LogRecord, Pong
+
+All are tagged, frozen, array-like Structs: a change of field order is a change of PROTOCOL.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+PROTOCOL = 1
+"""Both ends must agree; the handshake compares it (Hello, Attached)."""
+
+INLINE_BYTES = 4096
+"""A tensor body up to this size travels inside the frame, a larger one through an arena."""
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the bytes of a tensor lie: a block of some process's arena.
+
+    `block` is the arena's number for this one allocation and is never used again, so that a stale
+    handle can be told from a fresh one; `offset` and `nbytes` are in bytes, within `segment`.
+    `shared` says that others hold the block too: its reader must not write into it.
+    """
+
+    arena: int
+    block: int
+    segment: int
+    offset: int
+    nbytes: int
+    shared: bool = False
+
+
+class WireTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tensor on the wire. `datatype` is the model API's number (1 BOOL … 13 BYTES, 14 BF16).
+
+    `data` holds the little-endian, row-major bytes (BYTES: length-prefixed elements), or the
+    handle of the block that does.
+    """
+
+    name: str
+    datatype: int
+    shape: tuple[int, ...]
+    data: Union[bytes, Handle]
+
+
+class WireError(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An error on the wire: the code of errors.Code and the text."""
+
+    code: int
+    message: str
+
+
+class WireRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One inference request as the stub gets it.
+
+    `id` is the server's (never reused), `request_id` the client's. `cancel_slot` is the index of
+    the request's cancel word on the health page. `parameters` is a JSON object as text.
+    """
+
+    id: int
+    request_id: str
+    inputs: list[WireTensor]
+    requested_outputs: list[str]
+    parameters: str = "{}"
+    correlation_id: Union[int, str] = 0
+    flags: int = 0
+    timeout_us: int = 0
+    cancel_slot: int = 0
+
+
+class WireResponse(msgspec.Struct, frozen=True, array_like=True):
+    """One response to the request `id`. With `error`, there are no outputs."""
+
+    id: int
+    outputs: list[WireTensor] = []
+    error: Union[WireError, None] = None
+    parameters: str = "{}"
+    final: bool = True
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything that travels on its own; see the module's head for the roads."""
+
+
+# --- boot socket ---------------------------------------------------------------------------------
+
+
+class Hello(Message, tag=1):
+    """Open the handshake. Its descriptors stand in the order of `runtime.channel.HELLO_FDS`.
+
+    `arena` is the number of the child's own arena, with the sizes it grows by (bytes).
+    """
+
+    protocol: int
+    instance: str
+    arena: int
+    first_segment_bytes: int
+    growth_bytes: int
+    version: str
+
+
+class Attached(Message, tag=2):
+    """Answer Hello: the child mapped everything. A wrong protocol is a boot error."""
+
+    protocol: int
+    python: str
+    pid: int
+
+
+class MapSegment(Message, tag=3):
+    """Carry one descriptor: segment number `segment` of arena `arena`, `nbytes` long."""
+
+    arena: int
+    segment: int
+    nbytes: int
+
+
+# --- supervisor to stub --------------------------------------------------------------------------
+
+
+class Initialize(Message, tag=10):
+    """Import the model and call `initialize(args)`; `args` holds the seven strings of the API."""
+
+    model_path: str
+    args: dict[str, str]
+    decoupled: bool
+    max_batch_size: int
+    shared_inputs: bool = False
+
+
+class AutoComplete(Message, tag=11):
+    """Import the model and call `auto_complete_config`, in a throw-away stub."""
+
+    model_path: str
+    model_name: str
+    config_json: str
+
+
+class Execute(Message, tag=12):
+    """Run one batch."""
+
+    batch: int
+    requests: list[WireRequest]
+
+
+class Finalize(Message, tag=13):
+    """Call `finalize`, answer Finalized and end."""
+
+
+class Ping(Message, tag=14):
+    """Ask the control thread for a Pong."""
+
+    number: int
+
+
+# --- stub to supervisor --------------------------------------------------------------------------
+
+
+class PhaseEntered(Message, tag=30):
+    """The stub's main thread entered a phase of loading: "importing", "initializing", …."""
+
+    phase: str
+
+
+class Initialized(Message, tag=31):
+    """The model is ready to execute."""
+
+    is_async: bool = False
+    has_is_ready: bool = False
+
+
+class AutoCompleted(Message, tag=32):
+    """The model's own answer to auto_complete_config, or None where it has no such method."""
+
+    config_json: Union[str, None]
+
+
+class BootFailed(Message, tag=33):
+    """Loading failed for a reason that a retry does not cure; `reason` is for people."""
+
+    reason: str
+    traceback: str = ""
+
+
+class Executed(Message, tag=34):
+    """A batch is done and the instance free; the responses that were not sent before.
+
+    `execute_ns` is the time that the user's code took.
+    """
+
+    batch: int
+    responses: list[WireResponse]
+    execute_ns: int = 0
+
+
+class Responded(Message, tag=35):
+    """Responses that are sent while their batch still runs, or after it."""
+
+    responses: list[WireResponse]
+
+
+class Finalized(Message, tag=36):
+    """`finalize` returned; `error` is its exception as text, if any."""
+
+    error: Union[str, None] = None
+
+
+class LogRecord(Message, tag=37):
+    """A line for the server's log. `level` is 0 info, 1 warning, 2 error, 3 verbose."""
+
+    level: int
+    file: str
+    line: int
+    message: str
+
+
+class Pong(Message, tag=38):
+    """Answer Ping."""
+
+    number: int
+    arena_used_bytes: int = 0
+
+
+ToStub = Union[Initialize, AutoComplete, Execute, Finalize, Ping]
+ToSupervisor = Union[
+    PhaseEntered,
+    Initialized,
+    AutoCompleted,
+    BootFailed,
+    Executed,
+    Responded,
+    Finalized,
+    LogRecord,
+    Pong,
+]
+OnBootSocket = Union[Hello, Attached, MapSegment]
