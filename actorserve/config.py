@@ -65,7 +65,7 @@ def parse_bool(text: str) -> bool:
     """Read true/false, yes/no, on/off, 1/0. Raises ValueError."""
     value = {"true": True, "yes": True, "on": True, "1": True}.get(text.lower())
     if value is None:
-        value = {"false": False, "no": False, "off": False, "0": False}.get(text.lower(), None)
+        value = {"false": False, "no": False, "off": False, "0": False}.get(text.lower())
     if value is None:
         raise ValueError(f"expected true or false, got {text!r}")
     return value
@@ -141,7 +141,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--exit-timeout-secs", "exit_timeout_s", _seconds, "S",
            "time for accepted work to end after SIGTERM"),
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
-           "ready only while every model that should serve is; else ready as soon as the server is"),
+           "ready only while every model that should serve is; else as soon as the server is"),
     Option("--backend-config", "backend_config", str, "python,KEY=VALUE",
            "shm-default-byte-size, shm-growth-byte-size, stub-timeout-seconds, "
            "default-max-batch-size", (), True),

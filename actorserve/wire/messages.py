@@ -98,7 +98,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- boot socket ---------------------------------------------------------------------------------
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """Open the handshake. Its descriptors stand in the order of `runtime.channel.HELLO_FDS`.
 
     `arena` is the number of the child's own arena, with the sizes it grows by (bytes).
@@ -112,7 +112,7 @@ class Hello(Message, tag=1):
     version: str
 
 
-class Attached(Message, tag=2):
+class Attached(Message, frozen=True, tag=2):
     """Answer Hello: the child mapped everything. A wrong protocol is a boot error."""
 
     protocol: int
@@ -120,7 +120,7 @@ class Attached(Message, tag=2):
     pid: int
 
 
-class MapSegment(Message, tag=3):
+class MapSegment(Message, frozen=True, tag=3):
     """Carry one descriptor: segment number `segment` of arena `arena`, `nbytes` long."""
 
     arena: int
@@ -131,7 +131,7 @@ class MapSegment(Message, tag=3):
 # --- supervisor to stub --------------------------------------------------------------------------
 
 
-class Initialize(Message, tag=10):
+class Initialize(Message, frozen=True, tag=10):
     """Import the model and call `initialize(args)`; `args` holds the seven strings of the API."""
 
     model_path: str
@@ -141,7 +141,7 @@ class Initialize(Message, tag=10):
     shared_inputs: bool = False
 
 
-class AutoComplete(Message, tag=11):
+class AutoComplete(Message, frozen=True, tag=11):
     """Import the model and call `auto_complete_config`, in a throw-away stub."""
 
     model_path: str
@@ -149,18 +149,18 @@ class AutoComplete(Message, tag=11):
     config_json: str
 
 
-class Execute(Message, tag=12):
+class Execute(Message, frozen=True, tag=12):
     """Run one batch."""
 
     batch: int
     requests: list[WireRequest]
 
 
-class Finalize(Message, tag=13):
+class Finalize(Message, frozen=True, tag=13):
     """Call `finalize`, answer Finalized and end."""
 
 
-class Ping(Message, tag=14):
+class Ping(Message, frozen=True, tag=14):
     """Ask the control thread for a Pong."""
 
     number: int
@@ -169,33 +169,33 @@ class Ping(Message, tag=14):
 # --- stub to supervisor --------------------------------------------------------------------------
 
 
-class PhaseEntered(Message, tag=30):
+class PhaseEntered(Message, frozen=True, tag=30):
     """The stub's main thread entered a phase of loading: "importing", "initializing", …."""
 
     phase: str
 
 
-class Initialized(Message, tag=31):
+class Initialized(Message, frozen=True, tag=31):
     """The model is ready to execute."""
 
     is_async: bool = False
     has_is_ready: bool = False
 
 
-class AutoCompleted(Message, tag=32):
+class AutoCompleted(Message, frozen=True, tag=32):
     """The model's own answer to auto_complete_config, or None where it has no such method."""
 
     config_json: Union[str, None]
 
 
-class BootFailed(Message, tag=33):
+class BootFailed(Message, frozen=True, tag=33):
     """Loading failed for a reason that a retry does not cure; `reason` is for people."""
 
     reason: str
     traceback: str = ""
 
 
-class Executed(Message, tag=34):
+class Executed(Message, frozen=True, tag=34):
     """A batch is done and the instance free; the responses that were not sent before.
 
     `execute_ns` is the time that the user's code took.
@@ -206,19 +206,19 @@ class Executed(Message, tag=34):
     execute_ns: int = 0
 
 
-class Responded(Message, tag=35):
+class Responded(Message, frozen=True, tag=35):
     """Responses that are sent while their batch still runs, or after it."""
 
     responses: list[WireResponse]
 
 
-class Finalized(Message, tag=36):
+class Finalized(Message, frozen=True, tag=36):
     """`finalize` returned; `error` is its exception as text, if any."""
 
     error: Union[str, None] = None
 
 
-class LogRecord(Message, tag=37):
+class LogRecord(Message, frozen=True, tag=37):
     """A line for the server's log. `level` is 0 info, 1 warning, 2 error, 3 verbose."""
 
     level: int
@@ -227,7 +227,7 @@ class LogRecord(Message, tag=37):
     message: str
 
 
-class Pong(Message, tag=38):
+class Pong(Message, frozen=True, tag=38):
     """Answer Ping."""
 
     number: int

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model directory to a plan: read, complete, check, choose versions and instances.
+
+    ModelSource ─► ask the model (throw-away stub) ─► validate ─► VersionPlan for each version
+
+Decides nothing at run time and keeps no state: the supervisor carries the plans out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from pathlib import Path
+
+import msgspec
+
+from actorserve.actors.auto_complete import StubDied, ask_model
+from actorserve.actors.instance import InstancePlan
+from actorserve.actors.model_version import VersionPlan
+from actorserve.actors.node import Node
+from actorserve.actors.repository import ModelSource
+from actorserve.errors import BootError, ConfigError
+from actorserve.process.spawn import SpawnSpec
+from actorserve.state.backlog import QueuePolicy
+from actorserve.state.batching import BatchPolicy
+from actorserve.state.lifecycle import Budgets
+from actorserve.state.restart import Restart
+from actorserve.triton.config_completion import complete, merge_auto_completed
+from actorserve.triton.config_json import model_config_from_json, model_config_to_json
+from actorserve.triton.config_support import unsupported
+from actorserve.triton.config_validation import validate
+from actorserve.triton.instance_group import expand_instances
+from actorserve.triton.model_config import ModelConfig
+from actorserve.triton.model_info import input_rules, model_info
+from actorserve.triton.model_parameters import ModelParameters, read_model_parameters
+from actorserve.triton.request_validation import RequestRules
+from actorserve.triton.scheduling_config import ModelQueuePolicy
+from actorserve.triton.version_policy import missing_versions, select_versions
+from actorserve.wire.messages import AutoComplete, Initialize
+
+STUB_ENTRY = "actorserve.actors.stub:main"
+PREFETCH_MOST = 16
+_log = logging.getLogger("actorserve")
+
+
+class ModelPlan(msgspec.Struct, frozen=True):
+    """What a load will bring up: one plan for each chosen version."""
+
+    name: str
+    config: ModelConfig
+    versions: tuple[VersionPlan, ...]
+
+
+class _Draft(msgspec.Struct):
+    """A load that is being planned."""
+
+    source: ModelSource
+    config: ModelConfig
+    parameters: ModelParameters
+    restart: Restart
+    chosen: list[int]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.source.entry.name
+
+    def model_path(self, version: int) -> Path:
+        """Return the model file of a version."""
+        return self.source.entry.path / str(version) / self.config.default_model_filename
+
+
+async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
+    """Plan a load. Raises ConfigError or BootError with the reason for people."""
+    name = source.entry.name
+    draft = _Draft(
+        source,
+        source.config,
+        read_model_parameters(source.config, str(source.entry.path)),
+        _restart(node),
+        select_versions(source.config, source.versions),
+    )
+    _refuse_unsupported(draft.config)
+    _check_versions(draft)
+    if node.settings.auto_complete_config:
+        draft.config = await _auto_complete(node, draft)
+        _refuse_unsupported(draft.config)
+    validate(draft.config)
+    for warning in unsupported(draft.config)[1]:
+        _log.warning("%s", warning)
+    versions = tuple(_plan_version(draft, version) for version in draft.chosen)
+    return ModelPlan(name, draft.config, versions)
+
+
+def _refuse_unsupported(config: ModelConfig) -> None:
+    problems = unsupported(config)[0]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _check_versions(draft: _Draft) -> None:
+    """Raise ConfigError where no version is there, or a chosen one has no model file."""
+    for version in missing_versions(draft.config, draft.source.versions):
+        _log.warning("model '%s': version %d has no folder", draft.name, version)
+    if not draft.chosen:
+        raise ConfigError(
+            f"at least one version must be available under the version policy of model "
+            f"'{draft.name}'"
+        )
+    for version in draft.chosen:
+        path = draft.model_path(version)
+        if not path.is_file():
+            raise ConfigError(f"Python model file not found in '{path}'")
+
+
+async def _auto_complete(node: Node, draft: _Draft) -> ModelConfig:
+    """Let the model complete its configuration; deaths are tried again as for an instance."""
+    config, restart = draft.config, draft.restart
+    path = draft.model_path(draft.chosen[-1])
+    spec = _spec(f"{draft.name}_auto", draft.parameters)
+    question = AutoComplete(str(path), draft.name, model_config_to_json(config).decode())
+    for attempt in range(1, restart.deaths_before_ready + 1):
+        try:
+            answer = await ask_model(node, spec, question, draft.parameters.initialize_timeout_s)
+        except StubDied as error:
+            if attempt == restart.deaths_before_ready:
+                raise BootError(f"{attempt} deaths in a row: {error.message}") from None
+            await _pause(restart.delay_s(attempt - 1, random.random()))
+            continue
+        if answer is None:
+            return config
+        completed = model_config_from_json(answer, f"auto_complete_config of '{draft.name}'")
+        merged = merge_auto_completed(config, completed)
+        return complete(merged, draft.name, has_model_py=True)
+    raise AssertionError("deaths_before_ready is 1 or more")
+
+
+async def _pause(delay_s: float) -> None:
+    """Wait out a back-off; a cancelled load ends it."""
+    if delay_s > 0:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await asyncio.wait([never], timeout=delay_s)
+
+
+def _plan_version(draft: _Draft, version: int) -> VersionPlan:
+    config = draft.config
+    config_json = model_config_to_json(config)
+    batching = _batching(config)
+    return VersionPlan(
+        model_info(config, version, draft.chosen),
+        config_json,
+        RequestRules(
+            draft.name, config.max_batch_size, input_rules(config), [o.name for o in config.output]
+        ),
+        batching,
+        _plan_instances(draft, version, config_json.decode(), batching),
+        draft.parameters.retry_on_stub_death,
+    )
+
+
+def _plan_instances(
+    draft: _Draft, version: int, config_json: str, batching: BatchPolicy
+) -> tuple[InstancePlan, ...]:
+    parameters = draft.parameters
+    path = draft.model_path(version)
+    plans = []
+    for each in expand_instances(draft.config):
+        args = {
+            "model_config": config_json,
+            "model_instance_kind": each.kind,
+            "model_instance_name": each.name,
+            "model_instance_device_id": str(each.device_id),
+            "model_repository": str(draft.source.entry.path),
+            "model_version": str(version),
+            "model_name": draft.name,
+        }
+        initialize = Initialize(
+            str(path),
+            args,
+            draft.config.is_decoupled,
+            draft.config.max_batch_size,
+            parameters.readonly_inputs,
+        )
+        plan = InstancePlan(
+            each.name,
+            _spec(each.name, parameters),
+            initialize,
+            _budgets(parameters),
+            draft.restart,
+            1 if batching.is_dynamic else PREFETCH_MOST,
+        )
+        plans.append(plan)
+    return tuple(plans)
+
+
+def _spec(name: str, parameters: ModelParameters) -> SpawnSpec:
+    """Say how the process is made. Raises ConfigError for an environment that is none."""
+    if not parameters.execution_env_path:
+        return SpawnSpec(STUB_ENTRY, name)
+    python = Path(parameters.execution_env_path) / "bin" / "python"
+    if not python.exists():
+        raise ConfigError(
+            f"EXECUTION_ENV_PATH '{parameters.execution_env_path}': there is no bin/python; "
+            "expected the directory of a Python environment (archives are not supported yet)"
+        )
+    return SpawnSpec(STUB_ENTRY, name, python=str(python))
+
+
+def _restart(node: Node) -> Restart:
+    first_s, max_s = node.settings.restart_backoff_s
+    return Restart(first_s=first_s, max_s=max_s)
+
+
+def _budgets(parameters: ModelParameters) -> Budgets:
+    return Budgets(
+        spawn_s=parameters.spawn_timeout_s,
+        initialize_s=parameters.initialize_timeout_s,
+        finalize_s=parameters.finalize_timeout_s,
+        stopped_s=parameters.stopped_timeout_s,
+        execute_s=parameters.execute_timeout_s,
+    )
+
+
+def _batching(config: ModelConfig) -> BatchPolicy:
+    """Turn the configuration's batching into the queue's."""
+    dynamic = config.dynamic_batching
+    if dynamic is None:
+        return BatchPolicy(max_batch_size=config.max_batch_size)
+    return BatchPolicy(
+        max_batch_size=config.max_batch_size,
+        is_dynamic=True,
+        preferred_batch_sizes=tuple(dynamic.preferred_batch_size),
+        max_queue_delay_us=dynamic.max_queue_delay_microseconds,
+        priority_levels=dynamic.priority_levels,
+        default_priority_level=dynamic.default_priority_level,
+        default_policy=_queue_policy(dynamic.default_queue_policy),
+        level_policies={
+            level: _queue_policy(policy) for level, policy in dynamic.priority_queue_policy.items()
+        },
+    )
+
+
+def _queue_policy(policy: ModelQueuePolicy | None) -> QueuePolicy:
+    if policy is None:
+        return QueuePolicy()
+    return QueuePolicy(
+        "DELAY" if policy.timeout_action == ModelQueuePolicy.TimeoutAction.DELAY else "REJECT",
+        policy.default_timeout_microseconds,
+        policy.allow_timeout_override,
+        policy.max_queue_size,
+    )

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all actors of one supervisor share: its loop, processes, tensor memory, ids and settings."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from actorserve.process.spawn import Spawner
+
+from actorserve.actors.crash import CrashStore
+from actorserve.config import PythonBackendConfig, Settings
+from actorserve.ids import Ids, Serial
+from actorserve.runtime.exchange import Exchange
+
+
+class Node:
+    """Built by the supervisor when it starts; everything in it belongs to its loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: Settings,
+        backend: PythonBackendConfig,
+        spawner: Spawner,
+        executor: ThreadPoolExecutor,
+    ) -> None:
+        self.loop = loop
+        self.settings = settings
+        self.backend = backend
+        self.spawner = spawner
+        self.executor = executor
+        self.arenas = Serial()
+        self.ids = Ids()
+        self.exchange = Exchange(
+            self.arenas.next(),
+            first_segment_bytes=backend.shm_default_bytes,
+            growth_bytes=backend.shm_growth_bytes,
+        )
+        self.crashes = CrashStore(settings.crash_dir)

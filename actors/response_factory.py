@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request in flight: holds its inputs, turns answers into responses, ends exactly once.
+
+    submit ─► ResponseFactory ─► Scheduler ─► Instance ─► stub
+                    ▲                            │
+                    └──── respond / fail ◄───────┘   ─► on_response (the front end's callback)
+
+A plain object over the pure machine of state/request.py, in the supervisor's loop: no task, no
+queue, no future. What the machine says is done here; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from actorserve.errors import ActorserveError, Cancelled, ProtocolError, error_for
+from actorserve.runtime.exchange import Exchange, Peer
+from actorserve.state.request import (
+    CANCEL,
+    CANCELLING,
+    DEADLINE,
+    DELIVER,
+    DISCONNECT,
+    DISPATCH,
+    DROP,
+    END,
+    ENDED,
+    ERROR,
+    FAIL,
+    FINAL,
+    FREE,
+    REQUEUE,
+    RESPONSE,
+    STUB_DIED_RETRY,
+    TELL,
+    UNQUEUE,
+    Life,
+)
+from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
+from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
+from actorserve.wire.tensors import BY_NUMBER
+
+_WIRE_NAMES = tuple(datatype.wire_name for datatype in BY_NUMBER)
+
+OnResponse = Callable[[InferResponse], None]
+
+_decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).decode
+_encode_parameters = msgspec.json.Encoder().encode
+
+
+class Desk(Protocol):
+    """Where requests wait and run: the scheduler, as a factory needs it."""
+
+    retries: int
+
+    def remove(self, factory: ResponseFactory) -> None:
+        """Take a queued request out."""
+
+    def tell_cancelled(self, factory: ResponseFactory) -> None:
+        """Set the cancel word of a request that a stub has."""
+
+    def ended(self, factory: ResponseFactory) -> None:
+        """Count the end of a request."""
+
+
+class ResponseFactory(Life):
+    """One request from its acceptance to its end. `key` is its id here, never used twice.
+
+    `rows`, `signature`, `arrival_s` (monotonic), `priority` and `timeout_us` are what the queue
+    goes by; see state/backlog.py.
+    """
+
+    __slots__ = (
+        "_desk",
+        "_exchange",
+        "_inputs",
+        "_model_version",
+        "_on_response",
+        "_outputs",
+        "_request",
+        "arrival_s",
+        "cancel_slot",
+        "dropped",
+        "has_failed",
+        "key",
+        "priority",
+        "rows",
+        "signature",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        request: InferRequest,
+        model_version: str,
+        inputs: list[WireTensor],
+        outputs: list[str],
+        rows: int,
+        signature: object,
+        arrival_s: float,
+        exchange: Exchange,
+        desk: Desk,
+        on_response: OnResponse,
+    ) -> None:
+        super().__init__()
+        self.key = number
+        self.rows = rows
+        self.signature = signature
+        self.priority = request.priority
+        self.timeout_us = request.timeout_us
+        self.arrival_s = arrival_s
+        self.cancel_slot = 0
+        self.dropped = 0
+        self.has_failed = False
+        self._request = request
+        self._model_version = model_version
+        self._inputs = inputs
+        self._outputs = outputs
+        self._exchange = exchange
+        self._desk = desk
+        self._on_response = on_response
+
+    # --- on the way to a stub --------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> list[WireTensor]:
+        """The bodies and handles of the inputs, as long as they are held."""
+        return self._inputs
+
+    def dispatch(self, cancel_slot: int) -> WireRequest | None:
+        """Return what goes to the stub; None where the request has ended meanwhile."""
+        if self.step(DISPATCH) & DROP:
+            return None
+        self.cancel_slot = cancel_slot
+        request = self._request
+        parameters = request.parameters
+        return WireRequest(
+            self.key,
+            request.id,
+            self._inputs,
+            self._outputs,
+            _encode_parameters(parameters).decode() if parameters else "{}",
+            request.correlation_id,
+            (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0),
+            request.timeout_us,
+            cancel_slot,
+        )
+
+    def sent(self) -> None:
+        """Give up the inputs once the stub holds them, unless it may have to be tried again."""
+        if self._desk.retries == 0:
+            self._drop_inputs()
+
+    def _drop_inputs(self) -> None:
+        for tensor in self._inputs:
+            if isinstance(tensor.data, Handle):
+                self._exchange.drop(tensor.data)
+        self._inputs = []
+
+    def abandon(self) -> None:
+        """Give everything up before the request was accepted: nobody is told anything."""
+        self.state = ENDED
+        self._drop_inputs()
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def respond(self, wire: WireResponse, peer: Peer) -> bool:
+        """Take a response of the stub; True when the stub is done with the request.
+
+        Raises ProtocolError for a handle that the stub may not send.
+        """
+        todo = self.step(FINAL if wire.final else RESPONSE)
+        if todo & DELIVER:
+            self._deliver(self._response(wire, peer))
+        else:
+            self.dropped += 1
+            self._exchange.discard(peer, wire.outputs)
+        if todo & END:
+            self._end()
+        return bool(todo & FREE)
+
+    def _response(self, wire: WireResponse, peer: Peer) -> InferResponse:
+        request = self._request
+        error = wire.error
+        if error is not None:
+            self._exchange.discard(peer, wire.outputs)
+            return self._failure(error_for(error.code, error.message), wire.final)
+        outputs = []
+        for tensor in wire.outputs:
+            body = tensor.data
+            if isinstance(body, Handle):
+                data = self._exchange.receive(peer, body)
+            else:
+                data = memoryview(body)
+            if not 0 < tensor.datatype < len(_WIRE_NAMES):
+                raise ProtocolError(f"an output has the data type number {tensor.datatype}")
+            name = _WIRE_NAMES[tensor.datatype]
+            outputs.append(InferTensor(tensor.name, name, tensor.shape, data))
+        return InferResponse(
+            request.model_name,
+            self._model_version,
+            request.id,
+            outputs,
+            {} if wire.parameters == "{}" else _decode_parameters(wire.parameters),
+            None,
+            wire.final,
+        )
+
+    def _failure(self, error: ActorserveError, final: bool = True) -> InferResponse:
+        self.has_failed = True
+        request = self._request
+        return InferResponse(
+            request.model_name, self._model_version, request.id, [], {}, error, final
+        )
+
+    def _deliver(self, response: InferResponse) -> None:
+        self._on_response(response)
+
+    # --- ends that no stub gives -----------------------------------------------------------------
+
+    def fail(self, error: ActorserveError) -> None:
+        """End with an error; no stub works on the request (any more)."""
+        self._do(self.step(ERROR), error)
+
+    def expire(self, error: ActorserveError) -> None:
+        """End with an error now, whatever a stub does."""
+        self._do(self.step(DEADLINE), error)
+
+    def lose_stub(self, error: ActorserveError) -> bool:
+        """Take the death of the stub that had it; True when the request is to be queued again."""
+        todo = self.stub_died(self._desk.retries)
+        if todo & REQUEUE:
+            return True
+        if todo & FAIL:
+            text = self.death_message(self._desk.retries, error.message)
+            error = error if text == error.message else type(error)(text)
+        self._do(todo, error)
+        return False
+
+    def take_back(self) -> bool:
+        """Take it back from a stub that never began it; True when it is to be queued again."""
+        todo = self.step(STUB_DIED_RETRY)
+        if todo & REQUEUE:
+            return True
+        self._do(todo, Cancelled("the request was cancelled"))
+        return False
+
+    def cancel(self) -> None:
+        """Cancel: a queued request ends now, a running one is told and answers in its own time."""
+        self._do(self.step(CANCEL), Cancelled("the request was cancelled"))
+
+    def disconnect(self) -> None:
+        """Cancel without an answer: nobody is left to hear one."""
+        self._do(self.step(DISCONNECT), Cancelled("the client is gone"))
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for the end of a request that a stub works on."""
+        return self.state >= CANCELLING
+
+    def _do(self, todo: int, error: ActorserveError) -> None:
+        if todo & UNQUEUE:
+            self._desk.remove(self)
+        if todo & TELL:
+            self._desk.tell_cancelled(self)
+        if todo & FAIL:
+            self._deliver(self._failure(error))
+        if todo & END:
+            self._end()
+
+    def _end(self) -> None:
+        self._drop_inputs()
+        self._desk.ended(self)

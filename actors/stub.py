@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stub: one process that runs one instance of a model.
+
+    boot socket ─► PeerEnd ─► receive ─► Initialize   import the model, initialize(args)
+                                         AutoComplete auto_complete_config, then end
+                                         Execute      run_batch ─► Executed
+                                         Finalize     finalize(), then end
+
+The main thread runs the user's code and nothing else runs it (an asynchronous `execute` runs on
+the loop of a thread of its own while the main thread waits). A control thread beats and answers
+pings. User code is called in one place per hook, and only there is BaseException caught.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actorserve.actors.execution import Execution
+from actorserve.errors import ActorserveError, ProtocolError
+from actorserve.process.boot import BootSocket, PeerGone
+from actorserve.process.fault import fault_point
+from actorserve.runtime.peer_end import PeerEnd
+from actorserve.state.lifecycle import Phase
+from actorserve.triton import importing
+from actorserve.triton.failure import format_exception
+from actorserve.triton.logger import set_sink
+from actorserve.triton.model_config_builder import ModelConfig
+from actorserve.wire.messages import (
+    AutoComplete,
+    AutoCompleted,
+    BootFailed,
+    Execute,
+    Finalize,
+    Finalized,
+    Initialize,
+    Initialized,
+    LogRecord,
+    PhaseEntered,
+)
+
+_NUMBER = {phase: number for number, phase in enumerate(Phase)}
+
+
+def main(boot: BootSocket) -> None:
+    """Serve one instance until the supervisor says so or is gone. The child's entry function."""
+    try:
+        end = PeerEnd(boot)
+    except PeerGone:
+        os._exit(0)
+    stub = Stub(end)
+    threading.Thread(target=_control, args=(end,), name="actorserve-control", daemon=True).start()
+    try:
+        stub.run()
+    except PeerGone:
+        # Nobody is left to answer; a model's threads and atexit hooks must not keep us here.
+        os._exit(0)
+
+
+def _control(end: PeerEnd) -> None:
+    """Run the control thread; the supervisor's death ends the process whatever main does."""
+    try:
+        end.serve_control()
+    except PeerGone:
+        os._exit(0)
+    except (ActorserveError, OSError, ValueError):
+        traceback.print_exc()
+        os._exit(1)
+
+
+class Stub:
+    """The main thread's life: one message after the other."""
+
+    def __init__(self, end: PeerEnd) -> None:
+        self._end = end
+        self._model: Any = None
+        self._execution: Execution | None = None
+
+    def run(self) -> None:
+        """Answer messages until Finalize, or until loading failed."""
+        end = self._end
+        importing.install()
+        set_sink(self._log)
+        while True:
+            message = end.receive()
+            if isinstance(message, Execute):
+                if self._execution is None:
+                    raise ProtocolError("Execute came before Initialize")
+                self._execution.run(message)
+            elif isinstance(message, Initialize):
+                if not self._initialize(message):
+                    return
+            elif isinstance(message, AutoComplete):
+                self._auto_complete(message)
+                return
+            elif isinstance(message, Finalize):
+                self._finalize()
+                return
+            message = None  # type: ignore[assignment]  # nothing may outlive its batch here
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    def _initialize(self, message: Initialize) -> bool:
+        """Import and initialize the model; False where that failed, with the reason sent."""
+        end = self._end
+        importing.set_model_dir(str(Path(message.model_path).parent))
+        model = self._guard(lambda: self._construct(message.model_path), message.model_path)
+        if model is None:
+            return False
+        self._model = model[0]
+        end.send(PhaseEntered("initializing"))
+        end.page.enter_phase(_NUMBER[Phase.INITIALIZING])
+        initialize = getattr(self._model, "initialize", None)
+        if initialize is not None:
+            fault_point("stub.initialize")
+            if self._guard(lambda: initialize(message.args), message.model_path) is None:
+                return False
+        self._execution = Execution(end, self._model, message)
+        end.page.enter_phase(_NUMBER[Phase.IDLE])
+        end.send(
+            Initialized(self._execution.is_async, callable(getattr(self._model, "is_ready", None)))
+        )
+        return True
+
+    def _construct(self, model_path: str) -> Any:
+        """Import model.py and build its TritonPythonModel."""
+        self._end.send(PhaseEntered("importing"))
+        self._end.page.enter_phase(_NUMBER[Phase.IMPORTING])
+        fault_point("stub.import")
+        return importing.load_model_class(model_path)()
+
+    def _guard(self, step: Callable[[], Any], model_path: str) -> tuple[Any] | None:
+        """Run a step of loading; where user code raised, send BootFailed and return None."""
+        try:
+            return (step(),)
+        except PeerGone:
+            raise
+        except BaseException as error:
+            reason = format_exception(error, model_path)
+            with contextlib.suppress(Exception):
+                traceback.print_exception(type(error), error, error.__traceback__)
+            self._end.send(BootFailed(reason))
+            return None
+
+    def _auto_complete(self, message: AutoComplete) -> None:
+        """Ask the model to complete its configuration, and send what it says."""
+        importing.set_model_dir(str(Path(message.model_path).parent))
+
+        def ask() -> str | None:
+            self._end.send(PhaseEntered("importing"))
+            model_class = importing.load_model_class(message.model_path)
+            hook = getattr(model_class, "auto_complete_config", None)
+            if hook is None:
+                return None
+            self._end.send(PhaseEntered("completing the configuration"))
+            completed = hook(ModelConfig(message.config_json))
+            if not isinstance(completed, ModelConfig):
+                raise ActorserveError(
+                    f"auto_complete_config function in model '{message.model_name}' must return "
+                    "a valid pb.ModelConfig object."
+                )
+            return json.dumps(completed.as_dict())
+
+        answer = self._guard(ask, message.model_path)
+        if answer is not None:
+            self._end.send(AutoCompleted(answer[0]))
+
+    def _finalize(self) -> None:
+        """Call finalize; an error is reported, never raised."""
+        end = self._end
+        end.page.enter_phase(_NUMBER[Phase.FINALIZING])
+        error = None
+        finalize = getattr(self._model, "finalize", None)
+        if self._execution is not None:
+            self._execution.close()
+        if finalize is not None:
+            try:
+                fault_point("stub.finalize")
+                finalize()
+            except BaseException as problem:
+                error = format_exception(problem, "")
+        self._execution = None
+        self._model = None
+        end.send(Finalized(error))
+
+    def _log(self, level: int, file: str, line: int, message: str) -> None:
+        self._end.send(LogRecord(level, file, line, message))

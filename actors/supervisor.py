@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: loads models, takes requests, restarts what dies, tells the truth about it.
+
+    front ends ──► submit ──► ModelVersion ──► Scheduler ──► Instance ──► stub
+    embedding app ► infer ────┘                     ▲            │
+                                                    └── restarts ┘
+
+Lives in one asyncio loop (its own, or an embedding app's; also off the main thread). It installs
+no signal handlers, reaps no child but its zygote, and never blocks the loop: what may take long
+(spawning, growing shared memory, reading a repository) is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from actorserve.actors.instance import LEVELS
+from actorserve.actors.model import Model, ModelStats
+from actorserve.actors.model_version import ModelVersion
+from actorserve.actors.node import Node
+from actorserve.actors.repository import Repository
+from actorserve.actors.response_factory import ResponseFactory
+from actorserve.clock import monotonic_s
+from actorserve.config import Settings, parse_backend_config
+from actorserve.errors import (
+    ActorserveError,
+    DeadlineExceeded,
+    NotFound,
+    Unavailable,
+)
+from actorserve.process.spawn import Spawner
+from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
+from actorserve.shm import janitor
+from actorserve.triton.arrays import array_of, tensor_of
+from actorserve.triton.inference import (
+    InferRequest,
+    InferResponse,
+    InferTensor,
+    ModelInfo,
+    Slab,
+)
+
+WATCH_INTERVAL_S = 1.0
+IDLE_ARENA_BYTES = 64 << 20
+STUB_MODULE = "actorserve.actors.stub"
+QUICK_STOP_S = 2.0
+COPY_ON_LOOP_BYTES = 1 << 20
+
+_log = logging.getLogger("actorserve")
+
+
+class SupervisorStats(msgspec.Struct, frozen=True):
+    """Where the server stands."""
+
+    is_live: bool
+    is_ready: bool
+    models: tuple[ModelStats, ...]
+    exchange: ExchangeStats
+
+
+class Supervisor:
+    """The model server, to be embedded or to be served by front ends.
+
+    >>> async with Supervisor("repo/") as server:
+    ...     outputs = await server.infer("add_sub", {"INPUT0": a, "INPUT1": b})
+
+    `repository` is one directory or several; `settings` are those of `actorserve start`. The
+    methods belong to the loop in which `start` was awaited.
+    """
+
+    def __init__(
+        self,
+        repository: str | Path | Sequence[str | Path],
+        settings: Settings | None = None,
+    ) -> None:
+        paths = [repository] if isinstance(repository, (str, Path)) else list(repository)
+        self.settings = settings or Settings()
+        self._repository = Repository(paths)
+        self._models: dict[str, Model] = {}
+        self._node_or_none: Node | None = None
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+        self._is_loaded = False
+        self._hurried = asyncio.Event()
+
+    @property
+    def _node(self) -> Node:
+        if self._node_or_none is None:
+            raise Unavailable("the server is not running")
+        return self._node_or_none
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Supervisor:
+        """Start; models that fail to load are logged, see `failures`."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop, waiting for accepted requests as long as the settings allow."""
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the processes and load the models; returns when each is ready or has failed.
+
+        Raises NotFound for a missing repository, ConfigError for settings that make no sense.
+        """
+        await self.open()
+        await self.load_models()
+
+    async def open(self) -> None:
+        """Start without any model: the server is live, and ready only after `load_models`."""
+        if self._node_or_none is not None:
+            raise Unavailable("the server is running already")
+        self._repository.check()
+        backend, warnings = parse_backend_config(self.settings.backend_config)
+        for warning in warnings:
+            _log.warning("%s", warning)
+        for name in janitor.sweep():
+            _log.info("removed /dev/shm/%s, which a dead server had left", name)
+        spawner = Spawner(preload=(STUB_MODULE,), log=_log_process)
+        await spawner.start()
+        loop = asyncio.get_running_loop()
+        executor = ThreadPoolExecutor(2, "actorserve-memory")
+        self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
+        self._is_stopping = False
+        self._hurried = asyncio.Event()
+        self._watch_timer = loop.call_later(WATCH_INTERVAL_S, self._watch)
+
+    async def load_models(self) -> None:
+        """Load what the settings name, several at a time."""
+        entries = self._repository.scan()
+        wanted = self._wanted(set(entries))
+        gate = asyncio.Semaphore(self.settings.model_load_thread_count)
+
+        async def load(name: str) -> None:
+            async with gate:
+                model = self._models.setdefault(name, Model(self._node, name))
+                model.should_serve = True
+                if name not in entries:
+                    model.fail(f"failed to load '{name}', failed to poll from model repository")
+                    return
+                await model.load(self._repository, entries[name])
+
+        await asyncio.gather(*[load(name) for name in wanted])
+        self._is_loaded = True
+
+    def _wanted(self, known: set[str]) -> list[str]:
+        """Return the names to load at start."""
+        if self.settings.model_control_mode == "none":
+            return sorted(known)
+        named = list(dict.fromkeys(self.settings.load_model))
+        return sorted(known) if "*" in named else named
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Refuse new requests, let accepted ones end for `grace_s`, then end everything.
+
+        Idempotent; the default grace is the settings' exit timeout. `hurry` cuts it short.
+        """
+        node = self._node_or_none
+        if node is None:
+            return
+        self.begin_stop()
+        deadline_s = monotonic_s() + (self.settings.exit_timeout_s if grace_s is None else grace_s)
+        models = list(self._models.values())
+        await self._in_time(deadline_s, [model.drained() for model in models])
+        left = sum(model.pending for model in models)
+        if left:
+            _log.warning("%d requests did not end in time and are failed", left)
+        for model in models:
+            model.fail_all(Unavailable("the server is exiting"))
+        in_time = await self._in_time(deadline_s, [model.unload() for model in reversed(models)])
+        if not in_time:
+            _log.warning("some models did not finalize in time; their stubs are killed")
+            await asyncio.wait(
+                [asyncio.ensure_future(model.unload(is_quick=True)) for model in models],
+                timeout=QUICK_STOP_S,
+            )
+        await self._close(node)
+
+    async def _in_time(
+        self, deadline_s: float, work: Sequence[Coroutine[None, None, None]]
+    ) -> bool:
+        """Wait for all of it until the deadline, or until somebody hurries; False if it is late."""
+        if not work:
+            return True
+        tasks = [asyncio.ensure_future(each) for each in work]
+        everything = asyncio.ensure_future(asyncio.wait(tasks))
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait(
+            [everything, hurried],
+            timeout=max(0.0, deadline_s - monotonic_s()),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurried.cancel()
+        is_done = everything.done()
+        everything.cancel()
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(*tasks, everything, hurried, return_exceptions=True)
+        return is_done
+
+    def begin_stop(self) -> None:
+        """Be not ready and refuse new requests from now on; `stop` does the rest."""
+        self._is_stopping = True
+
+    def hurry(self) -> None:
+        """Cut the grace time of a stop in progress short."""
+        self._hurried.set()
+
+    async def _close(self, node: Node) -> None:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        await node.spawner.stop()
+        node.exchange.close()
+        node.executor.shutdown(wait=False)
+        self._node_or_none = None
+
+    def _watch(self) -> None:
+        """Look after stubs and memory, once per interval. A fault here must not end the watch."""
+        node = self._node
+        self._watch_timer = node.loop.call_later(WATCH_INTERVAL_S, self._watch)
+        try:
+            now_s = monotonic_s()
+            for model in self._models.values():
+                model.watch(now_s)
+            node.exchange.settle()
+            node.exchange.trim(IDLE_ARENA_BYTES)
+        except Exception:
+            _log.exception("the watch over the stubs failed once; it goes on")
+
+    # --- models ----------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The models that should serve and do not, with the reason."""
+        return {
+            name: model.reason
+            for name, model in self._models.items()
+            if model.should_serve and model.reason
+        }
+
+    async def load(self, name: str) -> None:
+        """Load or reload a model. Raises what is wrong with it; a version that served stays."""
+        entry = await asyncio.get_running_loop().run_in_executor(None, self._repository.find, name)
+        model = self._models.setdefault(name, Model(self._node, name))
+        model.should_serve = True
+        await model.load(self._repository, entry)
+        if model.reason:
+            raise Unavailable(f"failed to load '{name}': {model.reason}")
+
+    async def unload(self, name: str) -> None:
+        """Unload a model: requests in flight end first. Raises NotFound for an unknown one."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        model.should_serve = False
+        await model.unload()
+
+    def _version(self, name: str, version: str) -> ModelVersion:
+        """Return the version that serves a request. Raises NotFound or Unavailable."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        return model.version(version)
+
+    # --- triton.inference.Door -------------------------------------------------------------------
+
+    def submit(
+        self, request: InferRequest, on_response: Callable[[InferResponse], None]
+    ) -> ResponseFactory:
+        """Validate and enqueue a request; see triton.inference.Door."""
+        try:
+            if self._is_stopping:
+                raise Unavailable("the server is exiting and takes no new requests", 1.0)
+            version = self._version(request.model_name, request.model_version)
+            return version.submit(request, on_response)
+        except ActorserveError:
+            for tensor in request.inputs:
+                if isinstance(tensor.data, ArenaSlab):
+                    tensor.data.release()
+            raise
+
+    def allocate(self, nbytes: int) -> Slab | None:
+        """Return shared memory for a tensor body, or None where `grow` has to be awaited."""
+        return self._node.exchange.allocate(nbytes)
+
+    async def grow(self, nbytes: int) -> None:
+        """Make room for a body of `nbytes`. Raises ResourceExhausted."""
+        node = self._node
+        await node.exchange.grow(nbytes, node.executor)
+
+    def model_info(self, name: str, version: str = "") -> ModelInfo:
+        """Describe a version that is loaded. Raises NotFound or Unavailable."""
+        return self._version(name, version).info
+
+    def model_config(self, name: str, version: str = "") -> bytes:
+        """Return a model's configuration as JSON. Raises as model_info."""
+        return self._version(name, version).config_json
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether every instance of the version is initialized now."""
+        try:
+            return not self._is_stopping and self._version(name, version).is_ready
+        except ActorserveError:
+            return False
+
+    def is_live(self) -> bool:
+        """Whether the loop turns: who asks on the loop has the answer."""
+        return self._node_or_none is not None
+
+    def is_ready(self) -> bool:
+        """Whether every model that should serve does so with all its instances."""
+        if self._is_stopping or self._node_or_none is None:
+            return False
+        if not self.settings.strict_readiness:
+            return True
+        models = self._models.values()
+        return self._is_loaded and all(m.is_ready for m in models if m.should_serve)
+
+    # --- embedding -------------------------------------------------------------------------------
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        parameters: Mapping[str, bool | int | float | str] | None = None,
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """Run one inference and return the outputs by name.
+
+        Inputs are arrays, or what numpy makes arrays of, in the data types of the model (strings
+        and bytes for BYTES). Outputs of more than 4 KiB are read-only views of shared memory,
+        valid as long as they are referenced. Cancelling the task cancels the request.
+        Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
+        DeadlineExceeded after `timeout_s`.
+        """
+        tensors = []
+        try:
+            for name, value in inputs.items():
+                tensors.append(await self._tensor(name, value))
+        except BaseException:
+            _release(tensors)
+            raise
+        request = InferRequest(
+            model,
+            tensors,
+            version,
+            request_id,
+            list(outputs),
+            dict(parameters or {}),
+            priority=priority,
+            timeout_us=int(timeout_s * 1e6) if timeout_s is not None else 0,
+        )
+        response = await self._answer(request, timeout_s)
+        if response.error is not None:
+            raise response.error
+        return {tensor.name: array_of(tensor) for tensor in response.outputs}
+
+    async def _tensor(self, name: str, value: npt.ArrayLike) -> InferTensor:
+        """Make a tensor of an array; a large one is copied into shared memory, off the loop."""
+        tensor, body = tensor_of(name, value)
+        if body is None:
+            return tensor
+        slab = self._node.exchange.allocate(body.nbytes)
+        while slab is None:
+            await self.grow(body.nbytes)
+            slab = self._node.exchange.allocate(body.nbytes)
+        target = np.frombuffer(slab.buffer, np.uint8)
+        if body.nbytes < COPY_ON_LOOP_BYTES:
+            np.copyto(target, body)
+        else:
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._node.executor, np.copyto, target, body)
+            except BaseException:
+                slab.release()
+                raise
+        tensor.data = slab
+        return tensor
+
+    async def _answer(self, request: InferRequest, timeout_s: float | None) -> InferResponse:
+        answer: asyncio.Future[InferResponse] = self._node.loop.create_future()
+
+        def take(response: InferResponse) -> None:
+            if not answer.done():
+                answer.set_result(response)
+
+        factory = self.submit(request, take)
+        timer = None
+        if timeout_s is not None:
+            late = DeadlineExceeded(
+                f"model '{request.model_name}' did not answer within {timeout_s:g} s"
+            )
+            timer = self._node.loop.call_later(timeout_s, factory.expire, late)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            factory.disconnect()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def stats(self) -> SupervisorStats:
+        """Return where the server stands, from real state."""
+        node = self._node
+        for model in self._models.values():
+            model.pump()
+        return SupervisorStats(
+            self.is_live(),
+            self.is_ready(),
+            tuple(model.stats() for model in self._models.values()),
+            node.exchange.stats(),
+        )
+
+
+def _log_process(level: int, text: str) -> None:
+    _log.log(LEVELS[level], "%s", text)
+
+
+def _release(tensors: Sequence[InferTensor]) -> None:
+    for tensor in tensors:
+        if isinstance(tensor.data, ArenaSlab):
+            tensor.data.release()

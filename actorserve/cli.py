@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `actorserve` command: arguments to calls, no logic.
+
+    actorserve start repo/ [options]   serve a model repository until SIGTERM or SIGINT
+    actorserve health [options]        exit code 0 if a server is ready (or --live), 1 if not
+
+Exit codes: 0 done, 1 failed (a model did not load, the server is not ready), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from actorserve import __version__
+from actorserve.config import OPTIONS, Option, Settings, settings_from
+from actorserve.errors import ActorserveError, ConfigError, NotFound
+
+FAILED = 1
+USAGE = 2
+
+IGNORED_FLAGS = tuple(  # noqa: SIM905 (a list of names reads better as text)
+    """
+    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics
+    allow-sagemaker allow-vertex-ai backend-directory buffer-manager-thread-count cache-config
+    cache-directory cuda-memory-pool-byte-size cuda-virtual-address-size enable-peer-access
+    grpc-address grpc-header-forward-pattern grpc-http2-max-pings-without-data grpc-http2-min-
+    recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-infer-allocation-pool-size
+    grpc-infer-response-compression-level grpc-infer-thread-count grpc-keepalive-permit-without-
+    calls grpc-keepalive-time grpc-keepalive-timeout grpc-max-connection-age grpc-max-
+    connection-age-grace grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-
+    root-cert grpc-server-cert grpc-server-key grpc-use-ssl grpc-use-ssl-mutual host-policy
+    http-header-forward-pattern http-restricted-api http-thread-count metrics-address metrics-
+    config metrics-interval-ms metrics-port min-supported-compute-capability model-config-name
+    model-load-gpu-limit model-load-retry-count model-namespacing pinned-memory-pool-byte-size
+    rate-limit rate-limit-resource repoagent-directory repository-poll-secs response-cache-byte-
+    size reuse-grpc-port reuse-http-port trace-config trace-count trace-file trace-level trace-
+    log-frequency trace-rate
+    """.split()
+)
+"""The real server's flags that have no meaning here (yet): accepted, with one warning each."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message and what to do."""
+        self.exit(USAGE, f"{self.prog}: {message} (try '{self.prog} --help')\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = _make_parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help()
+        return USAGE
+    try:
+        return int(chosen.run(chosen))
+    except (ConfigError, NotFound) as error:
+        print(f"actorserve: {error.message}", file=sys.stderr)
+        return USAGE
+    except ActorserveError as error:
+        print(f"actorserve: {error.message}", file=sys.stderr)
+        return FAILED
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="actorserve",
+        description="Serve Triton Python models, each instance in a process of its own.",
+    )
+    parser.add_argument("--version", action="version", version=f"actorserve {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    start = commands.add_parser(
+        "start",
+        help="serve a model repository",
+        description="Serve the models of one or more repositories until SIGTERM or SIGINT. "
+        "Every option may also be set by a variable: --http-port is ACTORSERVE_HTTP_PORT.",
+        allow_abbrev=False,
+    )
+    start.set_defaults(run=_start)
+    start.add_argument("repository", nargs="*", metavar="REPOSITORY", help="a model repository")
+    defaults = Settings()
+    for option in OPTIONS:
+        _add_option(start, option, defaults)
+    for flag in IGNORED_FLAGS:
+        start.add_argument(
+            f"--{flag}", dest="ignored", action=_Ignored, nargs="?", help=argparse.SUPPRESS
+        )
+    health = commands.add_parser(
+        "health",
+        help="ask a running server whether it is ready",
+        description="Ask a running server over HTTP; for container and service managers.",
+    )
+    health.set_defaults(run=_health)
+    health.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    health.add_argument("--live", action="store_true", help="ask only whether it is live")
+    health.add_argument("--timeout-s", type=float, default=5.0, help="default: %(default)s")
+    return parser
+
+
+class _Ignored(argparse.Action):
+    """Note a flag of the real server that has no meaning here."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Append its name once."""
+        noted = getattr(namespace, "ignored", None) or []
+        if option_string not in noted:
+            noted.append(option_string)
+        namespace.ignored = noted
+
+
+def _add_option(parser: argparse.ArgumentParser, option: Option, defaults: Settings) -> None:
+    value = getattr(defaults, option.field)
+    shown = f" (default: {_shown(value)})" if value not in ("", ()) else ""
+    arguments: dict[str, Any] = {
+        "dest": option.field,
+        "metavar": option.metavar,
+        "help": option.help.replace("%", "%%") + shown,
+    }
+    if option.repeatable:
+        arguments["action"] = "append"
+    if option.metavar == "BOOL":
+        arguments.update(nargs="?", const="true", metavar="true|false")
+    parser.add_argument(option.flag, *option.aliases, **arguments)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ":".join(f"{part:g}" for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _start(chosen: argparse.Namespace) -> int:
+    flags = {
+        option.field: value
+        for option in OPTIONS
+        if (value := getattr(chosen, option.field)) is not None
+    }
+    repositories = [*chosen.repository, *flags.get("model_repository", [])]
+    if repositories:
+        flags["model_repository"] = repositories
+    settings = settings_from(flags)
+    if not settings.model_repository:
+        raise ConfigError("start: name a model repository, as in 'actorserve start repo/'")
+    try:
+        from actorserve.frontend import serve
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("actorserve"):
+            raise
+        raise ConfigError(
+            f"start needs the package '{error.name}': pip install 'actorserve[serve]'"
+        ) from None
+    return serve.run(settings, getattr(chosen, "ignored", None) or [])
+
+
+def _health(chosen: argparse.Namespace) -> int:
+    from actorserve.frontend.probe import probe
+
+    return probe(chosen.url, is_live_enough=chosen.live, timeout_s=chosen.timeout_s)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of one HTTP connection: uvicorn's, with inference requests handled in place.
+
+    socket ──► data_received ──► httptools ──► on_headers_complete ─┬─ POST …/infer ─► InferExchange
+                   ▲                                                └─ anything else ─► ASGI cycle
+    large bodies ──┴─ BodySink: from the kernel into shared memory      (uvicorn's own, http_app.py)
+
+uvicorn's protocol contributes the parser's set-up, the ASGI cycles and flow control; its timer,
+its queueing and its error replies are replaced here, because they know neither exchanges nor a
+limit on heads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
+
+from actorserve.errors import ActorserveError
+from actorserve.frontend.http_body import BodySink
+from actorserve.frontend.http_exchange import Refusal, unexpected
+from actorserve.frontend.http_front import HttpFront
+from actorserve.frontend.http_head import content_length_of, read_infer_head
+from actorserve.frontend.http_infer import InferExchange
+from actorserve.frontend.http_intake import too_large
+from actorserve.frontend.http_route import ModelPath
+from actorserve.frontend.http_turns import HttpTurns, abandon
+from actorserve.frontend.http_watch import Phase, PhaseWatch
+
+
+class _Refused(Exception):
+    """The bytes of a connection cannot be read any further; raised through the parser."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class HttpConnection(HttpTurns):
+    """One connection."""
+
+    def __init__(
+        self,
+        front: HttpFront,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(front, config, server_state, app_state, _loop)
+        self._serial = 0
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._head_fed_bytes = 0
+        self._body_bytes = 0
+        self._is_feeding = False
+        self._watch = PhaseWatch()
+
+    # --- the transport ---
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; what it finds comes back through the `on_…` methods."""
+        if self._is_broken:
+            return
+        was_in_head, serial = self._is_in_head, self._serial
+        self._is_feeding = True
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._is_feeding = False
+            self._refuse_after(error)
+            return
+        self._is_feeding = False
+        if self._is_in_head:
+            if was_in_head and serial == self._serial:
+                self._head_fed_bytes += len(data)  # the parser shows complete headers only
+            if max(self._head_bytes, self._head_fed_bytes) > self.front.settings.max_head_bytes:
+                self._refuse(431, self._head_text())
+        elif self._receiving is not None:
+            self.consider_direct()
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # No other protocol is spoken here: the request has been served as it was, and
+                # what follows it is read as HTTP.
+                data = data[upgrade.args[0] :]
+                if not data:
+                    return
+
+    # --- the parser: heads ---
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._serial += 1
+        self._is_in_head = True
+        self._head_bytes = self._head_fed_bytes = 0
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the target."""
+        self.url += url
+        self._head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        name = name.lower()
+        self._head_bytes += len(name) + len(value) + 4
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Decide who serves the request, and let it begin if it is its turn."""
+        self._is_in_head = False
+        self._body_bytes = 0
+        if self._is_closing():
+            return
+        if self._head_bytes > self.front.settings.max_head_bytes:
+            raise _Refused(431, self._head_text())
+        length = content_length_of(self.headers)
+        if length > self.front.settings.max_input_bytes:
+            raise _Refused(413, too_large(self.front.settings.max_input_bytes).message)
+        if self.parser.get_method() == b"POST":
+            route = self.front.infer_route(self.url)
+            if route is not None:
+                self._begin_infer(route, length)
+                return
+        self._begin_asgi()
+
+    def _begin_infer(self, route: ModelPath, length: int) -> None:
+        is_1_1 = self.parser.get_http_version() != "1.0"
+        keep_alive = is_1_1 and self.parser.should_keep_alive()
+        error: ActorserveError | None = None
+        try:
+            head = read_infer_head(self.headers, length)
+        except ActorserveError as caught:
+            head, error = read_infer_head([], length), caught
+        exchange = InferExchange(self, keep_alive, route, head, self.expect_100_continue and is_1_1)
+        if error is not None:
+            exchange.fail(error)
+        self.cycle = exchange  # type: ignore[assignment]
+        self._receiving = exchange
+        if self._active is None:
+            self._active = exchange
+            self._start(exchange)
+        else:
+            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+            self.flow.pause_reading()
+
+    def _begin_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        super().on_headers_complete()
+        self._receiving = self.cycle
+        if self._active is None:
+            self._active = self.cycle
+
+    def _head_text(self) -> str:
+        return f"the request's head is larger than {self.front.settings.max_head_bytes} bytes"
+
+    # --- the parser: bodies ---
+
+    def on_body(self, body: bytes) -> None:
+        """Lead a part of a body to whoever serves its request."""
+        self._body_bytes += len(body)
+        receiving = self._receiving
+        if isinstance(receiving, InferExchange):
+            try:
+                receiving.on_body(body)
+            except Exception:
+                receiving.fail(unexpected())
+        elif receiving is not None:
+            if self._body_bytes > self.front.settings.max_input_bytes:
+                raise _Refused(413, too_large(self.front.settings.max_input_bytes).message)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has been received."""
+        receiving, self._receiving = self._receiving, None
+        if isinstance(receiving, InferExchange):
+            try:
+                receiving.on_end()
+            except Exception:
+                receiving.fail(unexpected())
+        elif receiving is not None:
+            super().on_message_complete()
+
+    def consider_direct(self) -> None:
+        """Let the kernel write the rest of a large body into its places, past the parser."""
+        exchange = self._receiving
+        if (
+            self._is_feeding
+            or self._sink is not None
+            or not isinstance(exchange, InferExchange)
+            or not exchange.wants_direct
+            or exchange.scatter is None
+            or self.transport.is_closing()
+        ):
+            return
+        self._sink = BodySink(self, exchange.scatter)
+        self.transport.set_protocol(self._sink)
+
+    def on_direct_bytes(self, count: int) -> None:
+        """`count` bytes of the body are in their places."""
+        self._body_bytes += count
+
+    def on_direct_end(self) -> None:
+        """The body is complete: parse what follows. The old parser still waits for the body."""
+        self._leave_sink()
+        self.parser = httptools.HttpRequestParser(self)
+        if hasattr(self.parser, "set_dangerous_leniencies"):  # since httptools 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.on_message_complete()
+
+    # --- what cannot be read ---
+
+    def _refuse_after(self, error: httptools.HttpParserError) -> None:
+        """Answer bytes that the parser, or a callback of it, could not take."""
+        cause = error.__context__
+        if isinstance(cause, _Refused):
+            self._refuse(cause.status, cause.message)
+        else:
+            self._refuse(400, f"Invalid HTTP request: {str(error)[:200] or 'unreadable'}")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Send a last reply, in its turn, and end the connection."""
+        if self._is_broken:
+            return
+        self._is_broken = True
+        self._leave_sink()
+        broken, self._receiving = self._receiving, None
+        if isinstance(broken, InferExchange) and broken is self._active:
+            broken.refuse(status, message)
+            return
+        if isinstance(broken, RequestResponseCycle) and broken.response_started:
+            self.transport.close()  # its reply cannot be taken back
+            return
+        if broken is not None and broken is self._active:
+            abandon(broken)
+            self._active = None
+        elif broken is not None and self.pipeline and self.pipeline[0][0] is broken:
+            self.pipeline.popleft()
+            abandon(broken)
+        refusal = Refusal(self, status, message)
+        self.cycle = refusal  # type: ignore[assignment]
+        if self._active is None:
+            self._active = refusal
+            refusal.start()
+        else:
+            self.pipeline.appendleft((refusal, self.app))  # type: ignore[arg-type]
+
+    # --- timeouts ---
+
+    def check(self, now_s: float) -> None:
+        """Look at how long the connection has been in its present phase."""
+        verdict = self._watch.judge(
+            self._phase(), now_s, self._body_bytes, self.flow.read_paused, self.front.settings
+        )
+        if verdict is None:
+            return
+        if verdict.action == "close":
+            self.transport.close()
+            return
+        self.front.timeouts += 1
+        if verdict.action == "abort":
+            self.transport.abort()
+        else:
+            self._refuse(408, verdict.reason)
+
+    def _phase(self) -> Phase:
+        if self._is_closing():
+            return Phase("end")
+        if self.flow.write_paused:
+            return Phase("write", self.transport.get_write_buffer_size())
+        if self._receiving is not None:
+            return Phase("body", self._serial)
+        if self._is_in_head:
+            return Phase("head", self._serial)
+        if self._active is None and not self.pipeline:
+            return Phase("idle", self._serial)
+        return Phase("run")

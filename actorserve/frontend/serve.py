@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`actorserve start`: a supervisor, its front end, signals, and what people see of it.
+
+bind ─► open ─► HTTP (live, not ready) ─► load models ─► table, ready file ─► serve
+SIGTERM, SIGINT ─► not ready, drain, stop ─► exit code 0;  a second signal: quick
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from actorserve import __version__
+from actorserve.actors import server_log
+from actorserve.actors.supervisor import Supervisor
+from actorserve.config import Settings
+from actorserve.errors import ConfigError
+from actorserve.frontend.http_server import HttpServer
+from actorserve.frontend.http_settings import HttpSettings
+from actorserve.frontend.malloc import tune_malloc
+from actorserve.frontend.notify import Notifier
+from actorserve.frontend.table import model_table
+
+LISTEN_BACKLOG = 2048
+_log = logging.getLogger("actorserve")
+
+
+def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
+    """Serve until a signal; returns the exit code. Raises ConfigError for what cannot be."""
+    server_log.install(settings)
+    for flag in ignored_flags:
+        _log.warning("%s has no meaning here and is ignored", flag)
+    tune_malloc()
+    listener = _listen(settings)
+    with listener:
+        return _run_loop(_Serving(settings, listener).run())
+
+
+def _run_loop(coroutine: Coroutine[Any, Any, int]) -> int:
+    """Run on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.run(coroutine)
+    return int(uvloop.run(coroutine))
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bind the port before anything starts. Raises ConfigError that names it."""
+    where = f"{settings.host}:{settings.http_port}"
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.http_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"cannot listen on {where}: {reason}") from None
+    return listener
+
+
+class _Serving:
+    """One life of the server."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._server = Supervisor(settings.model_repository, settings)
+        self._signalled = asyncio.Event()
+        self._notifier = Notifier()
+
+    async def run(self) -> int:
+        """Serve; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP has no meaning here")
+        await self._server.open()
+        http = HttpServer(self._server, self._http_settings(), [self._listener])
+        await http.start()
+        try:
+            code = await self._serve()
+        finally:
+            self._notifier.stopping()
+            self._server.begin_stop()
+            await self._server.stop()
+            await http.stop()
+        _log.info("stopped")
+        return code
+
+    def _http_settings(self) -> HttpSettings:
+        return HttpSettings(
+            max_input_bytes=self._settings.http_max_input_bytes,
+            head_timeout_s=self._settings.http_head_timeout_s,
+            strict_json=self._settings.strict_json,
+        )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._signalled.is_set():
+            _log.info("%s again: stopping at once", signal.Signals(number).name)
+            self._server.hurry()
+            return
+        _log.info("%s: stopping when accepted work has ended", signal.Signals(number).name)
+        self._server.begin_stop()
+        self._signalled.set()
+
+    async def _serve(self) -> int:
+        """Load the models and wait for a signal."""
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        _log.info("actorserve %s: HTTP on http://%s:%d", __version__, shown, port)
+        loading = asyncio.ensure_future(self._server.load_models())
+        signalled = asyncio.ensure_future(self._signalled.wait())
+        await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            return 0
+        loading.result()
+        print(model_table(self._server.stats()), file=sys.stderr, flush=True)
+        if self._server.failures and self._settings.exit_on_error:
+            signalled.cancel()
+            names = ", ".join(sorted(self._server.failures))
+            _log.error("exiting, since these models did not load: %s", names)
+            return 1
+        self._print_ready(shown, port)
+        self._write_ready_file(host, port)
+        self._notifier.ready()
+        await signalled
+        return 0
+
+    def _print_ready(self, host: str, port: int) -> None:
+        """Say where the server is, with a request to try."""
+        url = f"http://{host}:{port}"
+        print(
+            f"\nReady: {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)\n"
+            f"Try:   curl {url}/v2/models/NAME/config",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _write_ready_file(self, host: str, port: int) -> None:
+        """Write the addresses as JSON, whole or not at all."""
+        if not self._settings.ready_file:
+            return
+        path = Path(self._settings.ready_file)
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps({"pid": os.getpid(), "http": {"host": host, "port": port}}))
+        part.replace(path)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's side of tensor memory: who holds which block, and who has to be told.
+
+                 lend (Execute sent)                    returned (release ring)
+    own arena  ───────────────────────►  peer's count  ─────────────────────────►  zero: freed here
+    peer's arena ── received ─► held by views ── last view dies ─► zero: release sent to its owner
+
+Every block that passes through the supervisor is counted in one ledger: its own holds (requests
+that wait, views that are alive) and each peer's loans. A peer's death gives all its loans back.
+Belongs to one loop's thread; only `Slab.release` and dying views may come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from actorserve.errors import ProtocolError
+from actorserve.shm.arena import Arena, ArenaStats
+from actorserve.shm.ledger import Ledger
+from actorserve.shm.segment import Segment
+from actorserve.shm.view import Views
+from actorserve.wire.messages import Handle, WireTensor
+
+_BYTE = np.dtype(np.uint8)
+Key = tuple[int, int]
+
+
+class ExchangeStats(msgspec.Struct, frozen=True):
+    """What the supervisor's tensor memory holds (bytes, counts)."""
+
+    arena: ArenaStats
+    held_blocks: int
+    live_views: int
+
+
+class Peer(Protocol):
+    """The end of a channel, as the exchange needs it."""
+
+    arena: int
+
+    def announce(self, arena: int, index: int, segment: Segment) -> None:
+        """Send the descriptor of a segment that the peer does not know yet."""
+
+    def knows(self, arena: int, index: int) -> bool:
+        """Whether the peer can map that segment."""
+
+    def return_block(self, arena: int, block: int) -> None:
+        """Tell the owner that nobody here holds its block any more."""
+
+    def receive_segments(self) -> None:
+        """Map whatever the peer has announced so far."""
+
+    def pump(self) -> None:
+        """Read the peer's messages and releases now."""
+
+
+class ArenaSlab:
+    """A block of the supervisor's arena that is being filled; see triton.inference.Slab."""
+
+    __slots__ = ("_exchange", "buffer", "handle")
+
+    def __init__(self, exchange: Exchange, handle: Handle, buffer: memoryview) -> None:
+        self._exchange: Exchange | None = exchange
+        self.handle = handle
+        self.buffer = buffer
+
+    def take(self) -> Handle:
+        """Pass the block's hold on to the caller, who has to drop it."""
+        if self._exchange is None:
+            raise ProtocolError("a slab was used after it had been released or taken")
+        self._exchange = None
+        return self.handle
+
+    def release(self) -> None:
+        """Give the memory back; idempotent, harmless after `take`."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.drop(self.handle)
+
+
+class Exchange:
+    """Count, map and forward tensor memory for all channels of one supervisor."""
+
+    def __init__(
+        self, arena: int, *, first_segment_bytes: int = 4 << 20, growth_bytes: int = 0
+    ) -> None:
+        self._arena = Arena(
+            arena,
+            first_segment_bytes=first_segment_bytes,
+            growth_bytes=growth_bytes,
+            on_segment=self._on_own_segment,
+        )
+        self._views = Views()
+        self._ledger = Ledger()
+        self._segments: dict[Key, Segment] = {}
+        self._peers: dict[int, Peer] = {}
+        self._dropped: deque[Key] = deque()
+        self._growing: asyncio.Future[None] | None = None
+
+    @property
+    def arena(self) -> int:
+        """The number of the supervisor's own arena."""
+        return self._arena.arena_id
+
+    def _on_own_segment(self, arena: int, index: int, segment: Segment) -> None:
+        self._segments[arena, index] = segment
+        self._views.add_segment(arena, index, segment)
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    def add_peer(self, peer: Peer) -> None:
+        """Let a channel take part."""
+        self._peers[peer.arena] = peer
+
+    def remove_peer(self, peer: Peer) -> None:
+        """Take back all that a dead peer held; views of its memory stay valid."""
+        if self._peers.pop(peer.arena, None) is None:
+            return
+        self._ledger.forget(peer.arena)
+        self._views.forget_arena(peer.arena)
+        for key in [key for key in self._segments if key[0] == peer.arena]:
+            del self._segments[key]
+        self.settle()
+
+    def add_segment(self, arena: int, index: int, segment: Segment) -> None:
+        """Map a segment that a peer announced of its own arena."""
+        self._segments[arena, index] = segment
+        self._views.add_segment(arena, index, segment)
+
+    # --- memory of our own -----------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> ArenaSlab | None:
+        """Return a slab of `nbytes`, held once; None where the arena has to grow first."""
+        block = self._arena.try_allocate(nbytes)
+        if block is None:
+            self.settle()
+            block = self._arena.try_allocate(nbytes)
+            if block is None:
+                return None
+        handle = self._arena.handle(block, nbytes)
+        self._ledger.hold((handle.arena, handle.block))
+        return ArenaSlab(self, handle, self._arena.buffer(block, nbytes))
+
+    def allocate_now(self, nbytes: int) -> ArenaSlab:
+        """Return a slab, growing the arena inline where it must: for small bodies only."""
+        slab = self.allocate(nbytes)
+        while slab is None:
+            self._arena.adopt(self._arena.prepare(nbytes))
+            slab = self.allocate(nbytes)
+        return slab
+
+    async def grow(self, nbytes: int, executor: Executor | None = None) -> None:
+        """Make room for `nbytes` off the loop. Raises ResourceExhausted.
+
+        One growth runs at a time: whoever waited looks again, so that a burst of large requests
+        grows the arena by what it needs and not once for each.
+        """
+        if self._growing is not None:
+            await asyncio.shield(self._growing)
+            return
+        for peer in list(self._peers.values()):
+            peer.pump()
+        slab = self.allocate(nbytes)
+        if slab is not None:
+            slab.release()
+            return
+        loop = asyncio.get_running_loop()
+        self._growing = loop.create_future()
+        try:
+            segment = await loop.run_in_executor(executor, self._arena.prepare, nbytes)
+            self._arena.adopt(segment)
+        finally:
+            self._growing.set_result(None)
+            self._growing = None
+
+    def drop(self, handle: Handle) -> None:
+        """Give up one hold of our own; safe from any thread, settled by the loop's thread."""
+        self._dropped.append((handle.arena, handle.block))
+
+    def hold(self, handle: Handle) -> None:
+        """Take one hold of our own."""
+        self._ledger.hold((handle.arena, handle.block))
+
+    # --- sending and receiving -------------------------------------------------------------------
+
+    def lend(self, peer: Peer, tensors: Iterable[WireTensor]) -> None:
+        """Count every handle in a message that is about to be sent to `peer`."""
+        for tensor in tensors:
+            handle = tensor.data
+            if isinstance(handle, Handle):
+                self._ledger.lend(peer.arena, (handle.arena, handle.block))
+                if handle.arena != peer.arena and not peer.knows(handle.arena, handle.segment):
+                    segment = self._segments[handle.arena, handle.segment]
+                    peer.announce(handle.arena, handle.segment, segment)
+
+    def returned(self, peer: Peer, keys: Iterable[Key]) -> None:
+        """Apply what a peer put on its release ring. An unknown loan is a ProtocolError."""
+        for key in keys:
+            self._ledger.returned(peer.arena, key)
+
+    def receive(self, peer: Peer, handle: Handle) -> memoryview:
+        """Return a read-only view of a body that `peer` sent by handle; it holds the block.
+
+        Raises ProtocolError where the handle names nothing that the peer may send.
+        """
+        self._count_in(peer, handle)
+        if not self._views.has_segment(handle.arena, handle.segment):
+            peer.receive_segments()
+            if not self._views.has_segment(handle.arena, handle.segment):
+                raise ProtocolError(
+                    f"a handle names segment {handle.segment} of arena {handle.arena}, "
+                    "which nobody announced"
+                )
+        array = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+        return memoryview(array)  # type: ignore[arg-type]  # numpy's stubs lack the buffer
+
+    def discard(self, peer: Peer, tensors: Iterable[WireTensor]) -> None:
+        """Receive and drop: bodies of a response that nobody waits for."""
+        for tensor in tensors:
+            handle = tensor.data
+            if isinstance(handle, Handle):
+                self._count_in(peer, handle)
+                self._dropped.append((handle.arena, handle.block))
+
+    def _count_in(self, peer: Peer, handle: Handle) -> None:
+        """Take a hold on a block that came in a message. Raises ProtocolError for a false handle.
+
+        A peer sends blocks of its own arena, or such as were lent to it.
+        """
+        key = (handle.arena, handle.block)
+        if handle.arena == peer.arena:
+            self._ledger.receive(key)
+            return
+        if not self._ledger.lent(peer.arena, key):
+            raise ProtocolError(
+                f"a stub sent block {handle.block} of arena {handle.arena}, which it does not have"
+            )
+        if handle.arena == self._arena.arena_id:
+            self._arena.block_of(handle)
+        self._ledger.hold(key)
+
+    def settle(self) -> None:
+        """Apply dropped holds and dead views; free our blocks, return the peers' own."""
+        ledger = self._ledger
+        for handle in self._views.take_released():
+            ledger.drop((handle.arena, handle.block))
+        while self._dropped:
+            ledger.drop(self._dropped.popleft())
+        own = self._arena.arena_id
+        for arena, block in ledger.take_zeros():
+            if arena == own:
+                self._arena.drop_number(block)
+            else:
+                owner = self._peers.get(arena)
+                if owner is not None:
+                    owner.return_block(arena, block)
+
+    def trim(self, keep_bytes: int) -> int:
+        """Give idle pages back to the system; returns how many bytes went."""
+        return self._arena.trim(keep_bytes)
+
+    def stats(self) -> ExchangeStats:
+        """Return what is held now, after settling."""
+        self.settle()
+        views = self._views.stats()
+        return ExchangeStats(self._arena.stats(), self._ledger.stats().blocks, views.leases)
+
+    def close(self) -> None:
+        """Let go of everything; views that are alive keep their memory."""
+        self._peers.clear()
+        self._segments.clear()
+        self._arena.close()

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's end of a channel to one stub. Belongs to the supervisor's loop; never blocks.
+
+Reading: the stub rings the host bell once per nap; one callback then takes everything that was
+published. The release ring's head is read before the messages and only those releases are
+applied after them, so that a release never overtakes the message that forwards the block.
+Writing: into the ring, else into a bounded backlog that is flushed when the stub made room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from actorserve import __version__
+from actorserve.errors import ActorserveError, ProtocolError, ResourceExhausted
+from actorserve.process.boot import BootSocket
+from actorserve.process.lock import HealthLock
+from actorserve.runtime.channel import BELLS, ChannelStats, Parts
+from actorserve.runtime.exchange import Exchange, Key
+from actorserve.shm.health import HealthPage
+from actorserve.shm.lane import Consumer, Producer
+from actorserve.shm.segment import Segment
+from actorserve.wire.codec import decode_to_supervisor, encode
+from actorserve.wire.messages import (
+    PROTOCOL,
+    Attached,
+    Hello,
+    MapSegment,
+    Message,
+    OnBootSocket,
+    ToSupervisor,
+    WireTensor,
+)
+
+BACKLOG_MESSAGES = 4096
+
+
+class Listener(Protocol):
+    """Who is told of what the stub says. All calls come on the loop."""
+
+    def on_attached(self, message: Attached) -> None:
+        """The child mapped everything and speaks our protocol."""
+
+    def on_messages(self, messages: list[ToSupervisor]) -> None:
+        """Messages in the order in which the stub sent them."""
+
+    def on_broken(self, error: ActorserveError) -> None:
+        """The stub broke the wire; the channel is shut and the stub has to go."""
+
+
+class HostEnd:
+    """One stub's channel, seen from the supervisor."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        arena: int,
+        listener: Listener,
+        *,
+        first_segment_bytes: int = 4 << 20,
+        growth_bytes: int = 0,
+    ) -> None:
+        self.arena = arena
+        self._sizes = (first_segment_bytes, growth_bytes)
+        self._loop = loop
+        self._exchange = exchange
+        self._listener = listener
+        self._parts = Parts.create()
+        try:
+            self.lock = HealthLock.create()
+        except BaseException:
+            self._parts.close()
+            raise
+        bells = self._parts.bells
+        self._work = Producer(self._parts.work, bells["main"])
+        self._control = Producer(self._parts.control, bells["control"])
+        self._up = Consumer(self._parts.up, bells["room"])
+        self._bell = bells["host"]
+        self._boot: BootSocket | None = None
+        self._known: set[Key] = set()
+        self._backlog: deque[tuple[Producer, bytes]] = deque()
+        self._returning: deque[Key] = deque()
+        self._pumping = False
+        self._closed = False
+        self._sent = 0
+        self._received = 0
+        self.max_frame_bytes = self._work.max_frame_bytes
+
+    @property
+    def page(self) -> HealthPage:
+        """The health page of this incarnation."""
+        return self._parts.page
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can still go out."""
+        return self._boot is not None and not self._closed
+
+    # --- opening and closing ---------------------------------------------------------------------
+
+    def open(self, boot: BootSocket, instance: str) -> None:
+        """Send Hello with every descriptor over the boot socket and start to listen."""
+        self._boot = boot
+        parts = self._parts
+        fds = [
+            parts.work.segment.fd,
+            parts.control.segment.fd,
+            parts.up.segment.fd,
+            parts.page.segment.fd,
+            self.lock.fd,
+        ]
+        for name in BELLS:
+            fds.extend(parts.bells[name].fds)
+        hello = Hello(PROTOCOL, instance, self.arena, *self._sizes, __version__)
+        boot.send(hello, fds)
+        for segment in (parts.work, parts.control, parts.up, parts.page):
+            segment.segment.close_fd()
+        self._exchange.add_peer(self)
+        self._loop.add_reader(boot.fileno(), self._on_boot_readable)
+        self._loop.add_reader(self._bell.fileno(), self._on_bell)
+        self._park()
+
+    def close(self) -> None:
+        """Read what is left, give the stub's loans back, free everything; idempotent.
+
+        Has to be called before the boot socket is closed: within the callback of the child's end.
+        """
+        if self._closed:
+            return
+        self.pump()
+        self._closed = True
+        if self._boot is not None:
+            self._loop.remove_reader(self._boot.fileno())
+            self._loop.remove_reader(self._bell.fileno())
+            self._boot.close()
+            self._boot = None
+        self._exchange.remove_peer(self)
+        self._backlog.clear()
+        self._parts.close()
+        self.lock.close()
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def send(self, message: Message, tensors: Sequence[WireTensor] = ()) -> None:
+        """Send on the work lane; `tensors` are those of the message that may hold handles.
+
+        Raises ResourceExhausted when the backlog is full, ValueError for a frame that no ring
+        could take (see max_frame_bytes).
+        """
+        self.send_encoded(encode(message), tensors)
+
+    def send_encoded(self, data: bytes, tensors: Sequence[WireTensor] = ()) -> None:
+        """Send an encoded message on the work lane; see `send`."""
+        if tensors:
+            self._exchange.lend(self, tensors)
+        self._push(self._work, data)
+
+    def send_control(self, message: Message) -> None:
+        """Send on the control lane."""
+        self._push(self._control, encode(message))
+
+    def _push(self, producer: Producer, data: bytes) -> None:
+        if self._closed:
+            return
+        self._sent += 1
+        if not self._backlog and producer.try_send(data):
+            return
+        if len(self._backlog) >= BACKLOG_MESSAGES:
+            raise ResourceExhausted(
+                f"{BACKLOG_MESSAGES} messages wait for a stub that does not read; try again later"
+            )
+        self._backlog.append((producer, data))
+        self._flush_backlog()
+
+    def _flush_backlog(self) -> None:
+        """Write what waits; where the ring stays full, ask to be rung when there is room."""
+        backlog = self._backlog
+        while backlog:
+            producer, data = backlog[0]
+            if producer.try_send(data):
+                backlog.popleft()
+            elif not producer.want_room():
+                return
+        self._work.stop_wanting()
+        self._control.stop_wanting()
+
+    # --- exchange.Peer ---------------------------------------------------------------------------
+
+    def announce(self, arena: int, index: int, segment: Segment) -> None:
+        """Send the descriptor of a segment that the stub does not know yet."""
+        if self._boot is not None:
+            self._boot.send(MapSegment(arena, index, segment.nbytes), [segment.fd])
+            self._known.add((arena, index))
+
+    def knows(self, arena: int, index: int) -> bool:
+        """Whether the stub can map that segment."""
+        return (arena, index) in self._known
+
+    def return_block(self, arena: int, block: int) -> None:
+        """Put a block of the stub's own arena on its release ring, or keep it for later."""
+        if self._closed:
+            return
+        if self._returning or not self._up.try_release(arena, block):
+            self._returning.append((arena, block))
+        self._up.flush_releases()
+
+    def receive_segments(self) -> None:
+        """Read the boot socket now."""
+        self._on_boot_readable()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Take all messages and releases that are there. Never re-enters itself."""
+        if self._pumping or self._closed:
+            return
+        self._pumping = True
+        try:
+            mark = self._work.release_mark()
+            frames = self._up.drain()
+            if frames:
+                self._received += len(frames)
+                self._listener.on_messages([decode_to_supervisor(data) for _, data in frames])
+            if not self._closed:
+                self._exchange.returned(self, self._work.take_releases(mark))
+                self._return_waiting()
+            self._exchange.settle()
+        except ProtocolError as error:
+            self._listener.on_broken(error)
+        finally:
+            self._pumping = False
+
+    def _return_waiting(self) -> None:
+        while self._returning and self._up.try_release(*self._returning[0]):
+            self._returning.popleft()
+        self._up.flush_releases()
+
+    def _on_bell(self) -> None:
+        self._bell.clear()
+        if self._closed:
+            return
+        self.pump()
+        if not self._closed:
+            if self._backlog:
+                self._flush_backlog()
+            self._park()
+
+    def _park(self) -> None:
+        """Ask to be rung for the next message, or come back at once if one is there."""
+        if not self._up.park():
+            self._loop.call_soon(self._on_bell)
+
+    def _on_boot_readable(self) -> None:
+        boot = self._boot
+        try:
+            while boot is not None and (received := boot.recv_nowait()) is not None:
+                self._on_boot_message(*received)
+        except ProtocolError as error:
+            self._listener.on_broken(error)
+        except (OSError, ActorserveError):
+            # The peer is gone; its exit report tells the story. Without this the loop would spin.
+            if boot is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self._loop.remove_reader(boot.fileno())
+
+    def _on_boot_message(self, message: OnBootSocket, fds: list[int]) -> None:
+        if isinstance(message, MapSegment):
+            if message.arena != self.arena or len(fds) != 1:
+                raise ProtocolError(f"a stub announced a segment of arena {message.arena}")
+            segment = Segment.attach(fds[0], message.nbytes)
+            self._known.add((message.arena, message.segment))
+            self._exchange.add_segment(message.arena, message.segment, segment)
+        elif isinstance(message, Attached):
+            if message.protocol != PROTOCOL:
+                raise ProtocolError(
+                    f"the stub speaks protocol {message.protocol}, the supervisor {PROTOCOL}: "
+                    "is another version of actorserve installed in its environment?"
+                )
+            self._listener.on_attached(message)
+        else:
+            raise ProtocolError(f"a stub sent {type(message).__name__}")
+
+    def stats(self) -> ChannelStats:
+        """Return the counters of this end."""
+        return ChannelStats(self._sent, self._received, len(self._backlog), len(self._returning))

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stub's end of its channel to the supervisor.
+
+The main thread reads the work lane and may block; a control thread reads the control lane, beats
+and notices the supervisor's end; any thread may send on the up lane (one lock orders them).
+Tensor memory: bodies that came by handle are views leased from their owner, returned on the work
+lane's release ring when the last view dies; bodies that go out are copied once into this
+process's own arena, or handed on where they already lie in a leased block.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from actorserve.clock import monotonic_ns, monotonic_s, remaining_s
+from actorserve.errors import DeadlineExceeded, ProtocolError
+from actorserve.process.boot import BootSocket, PeerGone
+from actorserve.process.lock import HealthLock
+from actorserve.runtime.channel import BELLS, HELLO_FDS, LANES, ChannelStats, Parts
+from actorserve.shm.arena import Arena
+from actorserve.shm.doorbell import Doorbell, wait_for
+from actorserve.shm.health import HealthPage
+from actorserve.shm.lane import Consumer, Lane, Producer
+from actorserve.shm.segment import Segment
+from actorserve.shm.view import Views
+from actorserve.wire.codec import decode_to_stub, encode
+from actorserve.wire.messages import (
+    PROTOCOL,
+    Attached,
+    Handle,
+    Hello,
+    MapSegment,
+    Message,
+    Ping,
+    Pong,
+    ToStub,
+)
+
+HELLO_TIMEOUT_S = 10.0
+SEGMENT_TIMEOUT_S = 10.0
+BEAT_S = 0.25
+
+
+class PeerEnd:
+    """One stub's channel, seen from the stub."""
+
+    def __init__(self, boot: BootSocket) -> None:
+        """Take Hello from the boot socket, map everything and answer Attached.
+
+        Raises ProtocolError for another protocol, PeerGone where the supervisor is gone.
+        """
+        self._boot = boot
+        hello, fds = self._receive_hello()
+        self.instance = hello.instance
+        parts = _attach_parts(fds)
+        self._parts = parts
+        self.page = parts.page
+        self._lock = HealthLock.attach(fds[len(LANES) + 1])
+        self._lock.take()
+        bells = parts.bells
+        self._main_bell = bells["main"]
+        self._control_bell = bells["control"]
+        self._room_bell = bells["room"]
+        self._work = Consumer(parts.work, bells["host"])
+        self._control = Consumer(parts.control, bells["host"])
+        self._up = Producer(parts.up, bells["host"])
+        self._arena = Arena(
+            hello.arena,
+            first_segment_bytes=hello.first_segment_bytes,
+            growth_bytes=hello.growth_bytes,
+            on_segment=self._on_own_segment,
+        )
+        self._views = Views()
+        self._send_lock = threading.Lock()
+        self._boot_lock = threading.Lock()
+        self._pending: deque[ToStub] = deque()
+        self._releasing: deque[Handle] = deque()
+        self._sent = 0
+        self._received = 0
+        os.register_at_fork(after_in_child=self._sever)
+        self._severed = False
+        boot.send(Attached(PROTOCOL, platform.python_version(), os.getpid()))
+
+    def _receive_hello(self) -> tuple[Hello, list[int]]:
+        message, fds = self._boot.recv(HELLO_TIMEOUT_S)
+        if not isinstance(message, Hello):
+            raise ProtocolError(f"expected Hello, got {type(message).__name__}")
+        if message.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"the supervisor ({message.version}) speaks protocol {message.protocol}, "
+                f"this stub {PROTOCOL}"
+            )
+        return message, fds
+
+    def _sever(self) -> None:
+        """Cut a forked child of the model off: it owns no end of this channel."""
+        self._severed = True
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def receive(self) -> ToStub:
+        """Return the next message of the work lane, waiting for it. Main thread only.
+
+        Raises PeerGone when the supervisor is gone.
+        """
+        while not self._pending:
+            frames = self._work.drain()
+            if frames:
+                self._received += len(frames)
+                self._pending.extend([decode_to_stub(data) for _, data in frames])
+            elif self._work.park():
+                self._sleep(self._main_bell, None)
+                self._work.unpark()
+        return self._pending.popleft()
+
+    def serve_control(self) -> None:
+        """Beat and answer pings until the supervisor is gone. The control thread's whole life."""
+        while True:
+            for _, data in self._control.drain():
+                message = decode_to_stub(data)
+                if isinstance(message, Ping):
+                    self.send(Pong(message.number, self._arena.stats().used_bytes))
+            self.page.beat(monotonic_ns())
+            if self._control.park():
+                self._sleep(self._control_bell, BEAT_S)
+                self._control.unpark()
+
+    def _sleep(self, bell: Doorbell, timeout_s: float | None) -> None:
+        """Sleep until the bell rings. Raises PeerGone on the supervisor's death."""
+        ready = wait_for(self._awaited(bell), [self._boot.fileno()], timeout_s)
+        if bell.fileno() in ready:
+            bell.clear()
+        elif ready:
+            raise PeerGone("the supervisor is gone")
+
+    def _awaited(self, bell: Doorbell) -> list[int]:
+        """What is readable when there is news: the bell, or the supervisor's pidfd at its end."""
+        pidfd = self._boot.supervisor_pidfd
+        return [bell.fileno()] if pidfd is None else [bell.fileno(), pidfd]
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send on the up lane from any thread; waits for room. Raises PeerGone, ValueError."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send an encoded message; see `send`."""
+        if self._severed:
+            return
+        with self._send_lock:
+            self._sent += 1
+            while not self._up.try_send(data):
+                if not self._up.want_room():
+                    self._sleep(self._room_bell, None)
+                self._up.stop_wanting()
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The longest encoded message that `send` takes."""
+        return self._up.max_frame_bytes
+
+    # --- tensor memory ---------------------------------------------------------------------------
+
+    def view(self, handle: Handle, *, writable: bool) -> npt.NDArray[np.uint8]:
+        """Return the bytes that a handle names, without a copy; leased until the view dies."""
+        if not self._views.has_segment(handle.arena, handle.segment):
+            self._receive_segment(handle)
+        return self._views.view(handle, _BYTE, (handle.nbytes,), writable=writable)
+
+    def _receive_segment(self, handle: Handle) -> None:
+        """Read the boot socket until the handle's segment has come: it was sent before it."""
+        deadline_s = monotonic_s() + SEGMENT_TIMEOUT_S
+        with self._boot_lock:
+            while not self._views.has_segment(handle.arena, handle.segment):
+                left_s = remaining_s(deadline_s)
+                try:
+                    message, fds = self._boot.recv(left_s)
+                except DeadlineExceeded:
+                    raise ProtocolError(
+                        f"a handle names segment {handle.segment} of arena {handle.arena}, "
+                        "which nobody announced"
+                    ) from None
+                if not isinstance(message, MapSegment) or len(fds) != 1:
+                    raise ProtocolError(f"unexpected {type(message).__name__} on the boot socket")
+                segment = Segment.attach(fds[0], message.nbytes)
+                segment.close_fd()
+                self._views.add_segment(message.arena, message.segment, segment)
+
+    def place(self, body: npt.NDArray[np.generic]) -> Handle:
+        """Return a handle of the body: handed on if it is leased, else copied once into the arena.
+
+        `body` is C-contiguous and not empty. Raises ResourceExhausted when memory is full.
+        """
+        leased = self._views.handle_of(body)
+        if leased is not None:
+            if leased.arena == self._arena.arena_id:
+                self._arena.hold(self._arena.block_of(leased))
+            return leased
+        nbytes = body.nbytes
+        self._take_back()
+        block = self._arena.allocate(nbytes)
+        np.copyto(
+            np.frombuffer(self._arena.buffer(block, nbytes), np.uint8),
+            body.reshape(-1).view(np.uint8),
+        )
+        return self._arena.handle(block, nbytes)
+
+    def _on_own_segment(self, arena: int, index: int, segment: Segment) -> None:
+        """Announce a new segment before any handle can name it."""
+        self._boot.send(MapSegment(arena, index, segment.nbytes), [segment.fd])
+        self._views.add_segment(arena, index, segment)
+        segment.close_fd()
+
+    def settle(self) -> None:
+        """Return the blocks whose last view has died, take back our own. Main thread only."""
+        own = self._arena.arena_id
+        for handle in self._views.take_released():
+            if handle.arena == own:
+                self._arena.drop_number(handle.block)
+            else:
+                self._releasing.append(handle)
+        if self._releasing:
+            while self._releasing and self._work.try_release(
+                self._releasing[0].arena, self._releasing[0].block
+            ):
+                self._releasing.popleft()
+            self._work.flush_releases()
+        self._take_back()
+
+    def _take_back(self) -> None:
+        for _, block in self._up.take_releases():
+            self._arena.drop_number(block)
+
+    def stats(self) -> ChannelStats:
+        """Return the counters of this end."""
+        return ChannelStats(self._sent, self._received, 0, len(self._releasing))
+
+
+_BYTE = np.dtype(np.uint8)
+
+
+def _attach_parts(fds: list[int]) -> Parts:
+    """Map what Hello brought. Raises ProtocolError where the count or a layout is wrong."""
+    fixed = len(HELLO_FDS)
+    per_bell, odd = divmod(len(fds) - fixed, len(BELLS))
+    if odd or per_bell not in (1, 2):
+        raise ProtocolError(f"Hello brought {len(fds)} descriptors")
+    work, control, up = (Lane.attach(Segment.attach(fd)) for fd in fds[: len(LANES)])
+    page = HealthPage.attach(Segment.attach(fds[len(LANES)]))
+    for part in (work, control, up, page):
+        part.segment.close_fd()
+    bells = {
+        name: Doorbell.attach(fds[fixed + i * per_bell : fixed + (i + 1) * per_bell])
+        for i, name in enumerate(BELLS)
+    }
+    return Parts(work, control, up, page, bells)

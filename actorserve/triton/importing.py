@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import a model: the names that it imports, its file, its class.
+
+A model is `<repository>/<model>/<version>/<file>.py` and is imported as `<version>.<file>`, so
+that the version's folder is a package (`from . import sibling`); both folders are on sys.path, so
+that `import sibling` works too. One process imports one model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from actorserve.errors import BootError
+from actorserve.triton import c_names, pb_utils
+from actorserve.triton.model_control import set_model_dir as set_model_dir
+
+MODEL_CLASS = "TritonPythonModel"
+
+
+def install() -> None:
+    """Make the model API importable under the names that models use."""
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = c_names
+
+
+def load_model_module(model_path: str) -> ModuleType:
+    """Import the model's file and return its module.
+
+    Raises BootError where there is no such file, and whatever the file itself raises.
+    """
+    path = Path(model_path)
+    if path.suffix != ".py":
+        raise BootError(f"Model name must end with '.py'. Model name is \"{path.name}\".")
+    if not path.is_file():
+        raise BootError(f"Python model file not found in '{model_path}'")
+    version_dir = path.parent.absolute()
+    for folder in (str(version_dir), str(version_dir.parent)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    importlib.invalidate_caches()  # a file may be younger than this process's folder listings
+    _import_package(version_dir)
+    name = f"{version_dir.name}.{path.stem}"
+    # As the real server imports it: the traceback's frames, which clients see, are the same.
+    __import__(name)
+    return sys.modules[name]
+
+
+def load_model_class(model_path: str) -> type[Any]:
+    """Import the model's file and return its class. Raises as `load_model_module`, or BootError."""
+    module = load_model_module(model_path)
+    model_class: type[Any] | None = getattr(module, MODEL_CLASS, None)
+    if model_class is None:
+        raise BootError(
+            f"AttributeError: module '{module.__name__}' has no attribute '{MODEL_CLASS}'"
+        )
+    return model_class
+
+
+def _import_package(version_dir: Path) -> None:
+    """Import the version's folder as a package, from there and nowhere else.
+
+    Left to the import system, `1` might be a folder of that name elsewhere on sys.path.
+    """
+    name = version_dir.name
+    package = sys.modules.get(name)
+    if package is not None and list(getattr(package, "__path__", ())) == [str(version_dir)]:
+        return
+    spec = PathFinder.find_spec(name, [str(version_dir.parent)])
+    if spec is None or spec.submodule_search_locations is None:
+        raise BootError(f"'{version_dir}' cannot be imported as a package")
+    package = module_from_spec(spec)
+    # A plain list: a namespace package's own path is looked up again whenever sys.path changes.
+    package.__path__ = [str(version_dir)]
+    sys.modules[name] = package
+    if spec.loader is not None and spec.origin is not None:
+        try:
+            spec.loader.exec_module(package)
+        except BaseException:
+            del sys.modules[name]
+            raise

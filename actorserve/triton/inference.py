@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One inference, in the terms of the v2 protocol: what front ends build and the server answers.
+
+These objects stay inside the supervisor's process; wire/messages.py has their travelling form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Union
+
+import msgspec
+
+from actorserve.errors import ActorserveError
+
+Parameter = Union[bool, int, float, str]
+
+
+class Slab(Protocol):
+    """A piece of shared memory for one tensor body, filled in place by whoever asked for it.
+
+    The server takes it over with the request; a slab that never reaches a request is given back
+    by `release()` (idempotent).
+    """
+
+    @property
+    def buffer(self) -> memoryview:
+        """The writable bytes, exactly as many as were asked for."""
+
+    def release(self) -> None:
+        """Give the memory back."""
+
+
+class InferTensor(msgspec.Struct):
+    """A named tensor. `datatype` is the protocol's name (FP32, BYTES, …); `shape` has the batch.
+
+    `data` holds the raw little-endian, row-major body (BYTES: length-prefixed elements): any
+    C-contiguous bytes-like object, or a slab. Bodies of responses are read-only memoryviews whose
+    memory stays valid as long as the view is alive.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Union[bytes, bytearray, memoryview, Slab]
+
+
+class InferRequest(msgspec.Struct):
+    """A request to a model. An empty `model_version` means the policy's choice (the highest).
+
+    `outputs` names the wanted outputs, empty for all. `priority` 0 means the default level;
+    `timeout_us` 0 means none. `parameters` are the client's own, without the reserved ones.
+    """
+
+    model_name: str
+    inputs: list[InferTensor]
+    model_version: str = ""
+    id: str = ""
+    outputs: list[str] = []
+    parameters: dict[str, Parameter] = {}
+    correlation_id: Union[int, str] = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+
+
+class InferResponse(msgspec.Struct):
+    """A response of a model; `error` is set instead of outputs where the model failed."""
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: list[InferTensor]
+    parameters: dict[str, Parameter] = {}
+    error: Union[ActorserveError, None] = None
+    final: bool = True
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """An input or output of a model. `shape` is what clients see: -1 for free, batch included."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What a front end needs to know of a model's version that serves."""
+
+    name: str
+    version: str
+    versions: tuple[str, ...]
+    platform: str
+    max_batch_size: int
+    decoupled: bool
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class InFlight(Protocol):
+    """A request that has been accepted and not been answered yet."""
+
+    def cancel(self) -> None:
+        """Cancel it: queued work is dropped, running work is told. The answer still comes once."""
+
+
+class Door(Protocol):
+    """The server as a front end sees it. All methods are called on the server's loop."""
+
+    def submit(
+        self, request: InferRequest, on_response: Callable[[InferResponse], None]
+    ) -> InFlight:
+        """Validate and enqueue; `on_response` is called on the loop, for each response once.
+
+        The last one has `final` set, and may carry an error. Raises ActorserveError at once for a
+        request that cannot be accepted (then nothing is called and every slab is released).
+        """
+
+    def allocate(self, nbytes: int) -> Slab | None:
+        """Return memory for a tensor body, or None where the arena has to grow first."""
+
+    async def grow(self, nbytes: int) -> None:
+        """Make room for `nbytes`, off the loop; raises ResourceExhausted where there is none."""
+
+    def model_info(self, name: str, version: str = "") -> ModelInfo:
+        """Describe a version that is loaded. Raises NotFound or Unavailable."""
+
+    def model_config(self, name: str, version: str = "") -> bytes:
+        """Return the model's configuration as the protocol's JSON. Raises as model_info."""
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether every instance of the version is initialized now; unknown names are not."""
+
+    def is_live(self) -> bool:
+        """Whether the server turns."""
+
+    def is_ready(self) -> bool:
+        """Whether every model that should serve does, and nothing is being stopped."""
