@@ -13,6 +13,7 @@ import ctypes
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 THRESHOLD_BYTES = 1 << 30
+_MMAP_LIMITS = (THRESHOLD_BYTES, 32 << 20)
 
 
 def tune_malloc() -> bool:
@@ -23,5 +24,6 @@ def tune_malloc() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     mallopt.restype = ctypes.c_int
-    settings = (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
-    return all([mallopt(setting, THRESHOLD_BYTES) == 1 for setting in settings])
+    # Before 2.35, glibc takes no mapping threshold above 32 MiB.
+    is_mapped_late = any(mallopt(_M_MMAP_THRESHOLD, limit) for limit in _MMAP_LIMITS)
+    return mallopt(_M_TRIM_THRESHOLD, THRESHOLD_BYTES) == 1 and is_mapped_late

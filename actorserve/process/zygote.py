@@ -71,6 +71,7 @@ def main() -> NoReturn:
     fault_point("zygote.imported")
     link = socket.socket(fileno=link_fd)
     zygote = Zygote(link, guards, guard_fd, supervisor_pidfd)
+    importlib.invalidate_caches()  # its first call imports modules, better here than in children
     gc.collect()
     gc.freeze()  # else the collector of each child would touch, and so copy, every page
     child.run_forked(zygote.serve(failures))

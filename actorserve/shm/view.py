@@ -102,9 +102,10 @@ class _Mapping:
         first = self.first.get(offset)
         if first is not None:
             yield first
-        for lease in tuple(self.more.values()):
-            if lease.handle.offset == offset:
-                yield lease
+        if self.more:  # a dict that was large is slow to walk, even empty
+            for lease in tuple(self.more.values()):
+                if lease.handle.offset == offset:
+                    yield lease
 
     def end(self, lease: _Lease) -> bool:
         """Forget a lease; False if it is forgotten already."""
@@ -180,13 +181,7 @@ class Views:
         offset = handle.offset
         nbytes = handle.nbytes
         # numpy takes a negative offset, a shape of (-1,) and pointers out of shared memory.
-        if (
-            mapping is None
-            or offset < 0
-            or offset & _UNALIGNED
-            or dtype.hasobject
-            or not dtype.itemsize
-        ):
+        if mapping is None or offset < 0 or offset & _UNALIGNED or dtype.hasobject:
             raise self._refusal(handle, dtype, shape)
         try:
             if writable or not nbytes:

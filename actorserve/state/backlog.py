@@ -109,25 +109,41 @@ class BacklogStats(msgspec.Struct, frozen=True):
     refused: int
 
 
+class _Level(Generic[T]):
+    """One level of priority: those that wait, and those whose timeout passed but who still wait."""
+
+    __slots__ = ("delayed", "is_timed", "max_size", "number", "policy", "waiting")
+
+    def __init__(self, number: int, policy: QueuePolicy) -> None:
+        self.number = number
+        self.policy = policy
+        self.max_size = policy.max_queue_size
+        self.is_timed = policy.allow_timeout_override or policy.default_timeout_us > 0
+        self.waiting: OrderedDict[int, T] = OrderedDict()
+        self.delayed: OrderedDict[int, T] = OrderedDict()
+
+    def __lt__(self, other: _Level[T]) -> bool:
+        return self.number < other.number
+
+
 class Backlog(Generic[T]):
     """Requests in the order in which they are to be executed. `count` is how many wait."""
 
     def __init__(
         self,
         policy: QueuePolicy | None = None,
-        levels: int = 0,
+        priority_levels: int = 0,
         default_level: int = 0,
         level_policies: dict[int, QueuePolicy] | None = None,
     ) -> None:
         self.count = 0
         self._policy = policy or QueuePolicy()
-        self._levels = levels
-        self._default_level = default_level
+        self._priority_levels = priority_levels
         self._level_policies = level_policies or {}
-        # Two queues a level, made when they are needed: 2 * level, and + 1 for the delayed.
-        self._queues: dict[int, OrderedDict[int, T]] = {}
-        self._ranks: list[int] = []
-        self._deadlines: list[tuple[float, int, int, T]] = []  # a heap: due, serial, rank, item
+        self._levels: list[_Level[T]] = []  # in order; each is made when it is needed
+        self._by_number: dict[int, _Level[T]] = {}
+        self._default = self._make_level(default_level)
+        self._deadlines: list[tuple[float, int, _Level[T], T]] = []  # a heap: due, serial, …
         self._serial = 0
         self._expired: list[T] = []  # out of the queue, but not told to anybody yet
         self._added = self._put_back = self._taken = self._removed = 0
@@ -138,31 +154,25 @@ class Backlog(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yield the requests in the order of execution."""
-        for rank in self._ranks:
-            yield from self._queues[rank].values()
-
-    def level_of(self, item: T) -> int:
-        """Return the level that a request belongs to; 0 where there are none."""
-        return item.priority if 0 < item.priority <= self._levels else self._default_level
+        for level in self._levels:
+            yield from level.waiting.values()
+            yield from level.delayed.values()
 
     def push(self, item: T) -> bool:
         """Add a request; return whether it is the last in the order now.
 
         Raises Unavailable if its level is full.
         """
-        level = self.level_of(item)
-        policy = self._level_policies.get(level, self._policy)
-        if policy.max_queue_size and self._level_size(level) >= policy.max_queue_size:
+        level = self._level_of(item) if self._priority_levels else self._default
+        if level.max_size and len(level.waiting) + len(level.delayed) >= level.max_size:
             self._refused += 1
             raise Unavailable(FULL_MESSAGE, retry_after_s=RETRY_AFTER_FULL_S)
-        rank = 2 * level
-        self._queue(rank)[item.key] = item
+        level.waiting[item.key] = item
         self.count += 1
         self._added += 1
-        self._set_deadline(item, rank, policy)
-        return self._ranks[-1] == rank or not any(
-            self._queues[other] for other in self._ranks if other > rank
-        )
+        if level.is_timed:
+            self._set_deadline(item, level)
+        return not level.delayed and (level is self._levels[-1] or self._is_last(level))
 
     def push_front(self, items: Sequence[T]) -> None:
         """Put requests that were taken back to the front of their levels, in this order.
@@ -170,18 +180,18 @@ class Backlog(Generic[T]):
         They were accepted before, so that no limit refuses them; their deadlines go on counting.
         """
         for item in reversed(items):
-            level = self.level_of(item)
-            queue = self._queue(2 * level)
-            queue[item.key] = item
-            queue.move_to_end(item.key, last=False)
-            self._set_deadline(item, 2 * level, self._level_policies.get(level, self._policy))
+            level = self._level_of(item)
+            level.waiting[item.key] = item
+            level.waiting.move_to_end(item.key, last=False)
+            if level.is_timed:
+                self._set_deadline(item, level)
         self.count += len(items)
         self._put_back += len(items)
 
     def remove(self, key: int) -> T | None:
         """Take one request out, wherever it stands; None if it is not queued."""
-        for queue in self._queues.values():
-            item = queue.pop(key, None)
+        for level in self._levels:
+            item = level.waiting.pop(key, None) or level.delayed.pop(key, None)
             if item is not None:
                 self.count -= 1
                 self._removed += 1
@@ -191,10 +201,12 @@ class Backlog(Generic[T]):
     def take(self, number: int) -> list[T]:
         """Take the first requests out."""
         taken: list[T] = []
-        for rank in self._ranks:
-            queue = self._queues[rank]
-            while queue and len(taken) < number:
-                taken.append(queue.popitem(last=False)[1])
+        for level in self._levels:
+            for queue in (level.waiting, level.delayed):
+                while queue:
+                    if len(taken) == number:
+                        break
+                    taken.append(queue.popitem(last=False)[1])
         self.count -= len(taken)
         self._taken += len(taken)
         return taken
@@ -212,7 +224,7 @@ class Backlog(Generic[T]):
         if self._expired:
             return 0.0
         deadlines = self._deadlines
-        while deadlines and not self._is_waiting(deadlines[0]):
+        while deadlines and not _is_waiting(deadlines[0]):
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
@@ -229,29 +241,33 @@ class Backlog(Generic[T]):
             refused=self._refused,
         )
 
-    def _queue(self, rank: int) -> OrderedDict[int, T]:
-        queue = self._queues.get(rank)
-        if queue is None:
-            queue = self._queues[rank] = OrderedDict()
-            insort(self._ranks, rank)
-        return queue
+    def _level_of(self, item: T) -> _Level[T]:
+        if not 0 < item.priority <= self._priority_levels:
+            return self._default
+        return self._by_number.get(item.priority) or self._make_level(item.priority)
 
-    def _level_size(self, level: int) -> int:
-        return sum(len(self._queues.get(rank, ())) for rank in (2 * level, 2 * level + 1))
+    def _make_level(self, number: int) -> _Level[T]:
+        level = _Level[T](number, self._level_policies.get(number, self._policy))
+        self._by_number[number] = level
+        insort(self._levels, level)
+        return level
 
-    def _set_deadline(self, item: T, rank: int, policy: QueuePolicy) -> None:
-        timeout_us = policy.timeout_us(item.timeout_us)
+    def _is_last(self, level: _Level[T]) -> bool:
+        """Whether nothing waits behind this level."""
+        return not any(
+            other.waiting or other.delayed for other in self._levels if other.number > level.number
+        )
+
+    def _set_deadline(self, item: T, level: _Level[T]) -> None:
+        timeout_us = level.policy.timeout_us(item.timeout_us)
         if not timeout_us:
             return
         deadlines = self._deadlines
         if len(deadlines) > 2 * self.count + _MANY:
-            deadlines[:] = [entry for entry in deadlines if self._is_waiting(entry)]
+            deadlines[:] = filter(_is_waiting, deadlines)
             heapq.heapify(deadlines)
         self._serial += 1
-        heapq.heappush(deadlines, (item.arrival_s + timeout_us / 1e6, self._serial, rank, item))
-
-    def _is_waiting(self, entry: tuple[float, int, int, T]) -> bool:
-        return entry[3].key in self._queues[entry[2]]
+        heapq.heappush(deadlines, (item.arrival_s + timeout_us / 1e6, self._serial, level, item))
 
     def _sweep(self, now_s: float) -> bool:
         """Move what has expired out of the order; return whether there was anything."""
@@ -259,14 +275,18 @@ class Backlog(Generic[T]):
         if not deadlines or deadlines[0][0] > now_s:
             return False
         while deadlines and deadlines[0][0] <= now_s:
-            _, _, rank, item = heapq.heappop(deadlines)
-            if self._queues[rank].pop(item.key, None) is None:
+            _, _, level, item = heapq.heappop(deadlines)
+            if level.waiting.pop(item.key, None) is None:
                 continue
-            if self._level_policies.get(rank // 2, self._policy).timeout_action == "DELAY":
-                self._queue(rank + 1)[item.key] = item
+            if level.policy.timeout_action == "DELAY":
+                level.delayed[item.key] = item
                 self._delayed += 1
             else:
                 self._expired.append(item)
                 self.count -= 1
                 self._expirations += 1
         return True
+
+
+def _is_waiting(entry: tuple[float, int, _Level[T], T]) -> bool:
+    return entry[3].key in entry[2].waiting

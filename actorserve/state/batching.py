@@ -134,6 +134,7 @@ class BatchQueue(Backlog[T]):
             policy.default_priority_level if policy.priority_levels else 0,
             policy.level_policies,
         )
+        self._is_dynamic = policy.is_dynamic
         self._delay_s = policy.max_queue_delay_us / 1e6
         self.is_immediate = not policy.is_dynamic or self._delay_s == 0
         self._max_rows = max(policy.max_batch_size, 1)
@@ -158,10 +159,12 @@ class BatchQueue(Backlog[T]):
                 f"a request with batch size {item.rows} exceeds max_batch_size {self._max_rows}"
             )
         is_last = self.push(item)
-        if self._state == _OPEN and is_last:
-            self._extend(item)
-        elif not is_last:
+        if self._state == _UNKNOWN:
+            return
+        if not is_last:
             self._state = _UNKNOWN
+        elif self._state == _OPEN:
+            self._extend(item)
 
     def put_back(self, items: Sequence[T], *, is_alone: bool = True) -> None:
         """Queue requests again whose stub died with them, at the front and in this order.
@@ -188,11 +191,11 @@ class BatchQueue(Backlog[T]):
         Call it once for each free instance, until it returns no Batch. A request whose deadline
         has passed is never returned; `expire` has it.
         """
-        if self._sweep(now_s):
+        if self._deadlines and self._sweep(now_s):
             self._state = _UNKNOWN
         if free_instances <= 0 or not self.count:
             return None
-        if not self.policy.is_dynamic:
+        if not self._is_dynamic:
             items = self.take(1)
             return Batch(items, items[0].rows or 1)
         if self._state == _UNKNOWN:

@@ -65,9 +65,10 @@ def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
     for tensor in tensors:
         if tensor.is_shape_tensor or tensor.is_non_linear_format_io:
             yield f"tensor '{tensor.name}': is_shape_tensor and is_non_linear_format_io are ignored"
-    for part in ("cc_model_filenames", "model_operations"):
-        if getattr(config, part):
-            yield f"{part} is ignored: it has no meaning for a Python model"
+    if config.cc_model_filenames:
+        yield "cc_model_filenames is ignored: it has no meaning for a Python model"
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        yield "model_operations is ignored: it has no meaning for a Python model"
     if config.metric_tags:
         yield "metric_tags are ignored: metrics have the labels model and version only"
     if config.model_metrics is not None and config.model_metrics.metric_control:
