@@ -5,7 +5,7 @@ HTTP_PORT ?= 8000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test check smoke wheel-test bench chaos clean
+.PHONY: install serve test check smoke bench chaos clean
 
 install: $(STAMP)
 
@@ -24,6 +24,9 @@ check: install
 	$(BIN)/ruff check actorserve actors tests examples benchmarks
 	$(BIN)/ruff format --check actorserve actors tests examples benchmarks
 	$(BIN)/mypy
+
+smoke: install
+	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/wire tests/unit/state tests/server/test_smoke.py
 
 bench: install
 	$(BIN)/python -m pip install --quiet pyzmq mosec

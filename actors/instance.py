@@ -288,10 +288,13 @@ class Instance:
                 growth_bytes=node.backend.shm_growth_bytes,
             )
             child = await node.spawner.spawn(self._plan.spec, listener.on_exit, listener.on_output)
-        except ActorserveError as error:
+        except Exception as error:
+            # Whatever it was: each Spawn has to be answered, or the machine waits for ever.
+            if not isinstance(error, ActorserveError):
+                _log.exception("%s: spawning failed", self.name)
             if end is not None:
                 end.close()
-            self._feed(life.SpawnFailed(incarnation, monotonic_s(), error.message))
+            self._feed(life.SpawnFailed(incarnation, monotonic_s(), str(error)))
             return
         self._child, self._end = child, end
         self._in_flight = InFlight(self.name, end, node.exchange)

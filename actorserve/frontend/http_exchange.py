@@ -52,16 +52,17 @@ class Exchange:
     """
 
     message_event = _NoEvent()
+    # Most requests never touch most of these: as class attributes they cost nothing then.
     is_stalled = False
+    response_complete = False
+    disconnected = False
+    is_received = False
+    _is_answered = False
+    _steps = 0
 
     def __init__(self, connection: Connection, keep_alive: bool) -> None:
         self.connection = connection
         self.keep_alive = keep_alive
-        self.response_complete = False
-        self.disconnected = False
-        self.is_received = False
-        self._is_answered = False
-        self._steps = 0
 
     def start(self) -> None:
         """Begin: it is this exchange's turn."""
@@ -83,9 +84,7 @@ class Exchange:
         if self._is_answered or self.disconnected:
             return
         self._is_answered = True
-        head = reply_head(
-            status, body.content_type, body.nbytes, self.keep_alive, body.json_bytes, extra
-        )
+        head = reply_head(status, body, self.keep_alive, extra)
         self.connection.send_reply(self, head, body.pieces, body.nbytes)
 
     def reply_status(self, status: int, message: str, extra: bytes = b"") -> None:

@@ -9,12 +9,16 @@ import msgspec
 
 from actorserve.errors import InvalidArgument
 from actorserve.frontend.v2_compression import accepted_encoding, content_encoding
+from actorserve.frontend.v2_response import EncodedBody
 
 Headers = list[tuple[bytes, bytes]]
 
 _WANTED = frozenset(
     (
         b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"expect",
         b"inference-header-content-length",
         b"content-encoding",
         b"accept-encoding",
@@ -34,26 +38,31 @@ class InferHead(msgspec.Struct):
     """
 
     content_length: int = 0
+    expects_continue: bool = False
     json_bytes: int | None = None
     encoding: str = ""
     accepted: str = ""
 
 
-def content_length_of(headers: Headers) -> int:
+def pick(headers: Headers) -> dict[bytes, bytes]:
+    """Return the headers that matter here, by name."""
+    return {name: value for name, value in headers if name in _WANTED}
+
+
+def content_length_of(fields: dict[bytes, bytes]) -> int:
     """Return the Content-Length; -1 for a chunked body, 0 for none. The parser has checked it."""
-    length = 0
-    for name, value in headers:
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"transfer-encoding":
-            return -1
-    return length
+    if b"transfer-encoding" in fields:
+        return -1
+    return int(fields.get(b"content-length", 0))
 
 
-def read_infer_head(headers: Headers, content_length: int) -> InferHead:
-    """Read the fields that matter. Raises InvalidArgument, or UnsupportedEncoding for a coding."""
-    head = InferHead(content_length)
-    fields = {name: value for name, value in headers if name in _WANTED}
+def expects_continue(fields: dict[bytes, bytes]) -> bool:
+    """Whether the peer waits for an interim response before it sends the body."""
+    return fields.get(b"expect", b"").lower() == b"100-continue"
+
+
+def fill_head(head: InferHead, fields: dict[bytes, bytes]) -> None:
+    """Read the rest. Raises InvalidArgument, or UnsupportedEncoding for a content coding."""
     accepted = fields.get(b"accept-encoding")
     if accepted is not None:
         head.accepted = accepted_encoding(accepted)
@@ -63,7 +72,6 @@ def read_infer_head(headers: Headers, content_length: int) -> InferHead:
     size = fields.get(b"inference-header-content-length")
     if size is not None:
         head.json_bytes = _json_bytes(size, head)
-    return head
 
 
 def _json_bytes(value: bytes, head: InferHead) -> int:
@@ -82,23 +90,18 @@ def _json_bytes(value: bytes, head: InferHead) -> int:
     return size
 
 
-def reply_head(
-    status: int,
-    content_type: bytes,
-    nbytes: int,
-    keep_alive: bool,
-    json_bytes: int | None = None,
-    extra: bytes = b"",
-) -> bytes:
+def reply_head(status: int, body: EncodedBody, keep_alive: bool, extra: bytes = b"") -> bytes:
     """Return the head of a reply. `extra` holds whole header lines."""
-    blocks = b""
-    if json_bytes is not None:
-        blocks = b"inference-header-content-length: %d\r\n" % json_bytes
-    return b"%bcontent-type: %b\r\n%b%bcontent-length: %d\r\n%b\r\n" % (
-        STATUS_LINES[status],
-        content_type,
-        blocks,
-        extra,
-        nbytes,
-        b"" if keep_alive else b"connection: close\r\n",
-    )
+    json_bytes = body.json_bytes
+    if json_bytes is None:
+        what = b"content-type: application/json\r\n"
+    else:
+        what = (
+            b"content-type: application/octet-stream\r\n"
+            b"inference-header-content-length: %d\r\n" % json_bytes
+        )
+    if body.encoding:
+        extra += b"content-encoding: %b\r\n" % body.encoding.encode()
+    if not keep_alive:
+        extra += b"connection: close\r\n"
+    return b"%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINES[status], what, extra, body.nbytes)

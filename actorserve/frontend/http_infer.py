@@ -9,10 +9,8 @@ compression) runs in a codec thread.
 from __future__ import annotations
 
 from actorserve.errors import ActorserveError
-from actorserve.frontend.http_exchange import Connection, unexpected
-from actorserve.frontend.http_head import InferHead
+from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_intake import Intake
-from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.v2_compression import compress
 from actorserve.frontend.v2_request import Draft, OutputChoice
 from actorserve.frontend.v2_response import (
@@ -29,20 +27,10 @@ ENCODE_OFF_LOOP_BYTES = 64 * 1024
 class InferExchange(Intake):
     """One inference on a connection."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keep_alive: bool,
-        route: ModelPath,
-        head: InferHead,
-        expects_continue: bool,
-    ) -> None:
-        super().__init__(connection, keep_alive, route, head, expects_continue)
-        self._accepted = head.accepted
-        self._choice = OutputChoice()
-        self._in_flight: InFlight | None = None
-        self._has_response = False
-        self._is_final = False
+    _choice = OutputChoice()  # replaced by the request's own, never changed
+    _in_flight: InFlight | None = None
+    _has_response = False
+    _is_final = False
 
     def abandon(self) -> None:
         """Stop: the peer is gone. Accepted work is cancelled, memory is given back."""
@@ -103,20 +91,14 @@ class InferExchange(Intake):
 
     def _is_slow_reply(self, response: InferResponse) -> bool:
         nbytes = json_output_bytes(response, self._choice)
-        if self._accepted:
+        if self._head.accepted:
             nbytes += sum(len(body_bytes(output)) for output in response.outputs)
         return nbytes > ENCODE_OFF_LOOP_BYTES
 
     def _encode(self, response: InferResponse) -> EncodedBody:
         """Return the reply's body. Pure: may run in a codec thread."""
         body = encode_response(response, self._choice, self.connection.front.settings.strict_json)
-        return compress(body, self._accepted) if self._accepted else body
+        return compress(body, self._head.accepted) if self._head.accepted else body
 
     async def _reply_slowly(self, response: InferResponse) -> None:
         self.reply(await self.connection.front.off_loop(self._encode, response))
-
-    def reply(self, body: EncodedBody, status: int = 200, extra: bytes = b"") -> None:
-        """Send the one reply."""
-        if status == 200 and self._accepted:
-            extra += b"content-encoding: %b\r\n" % self._accepted.encode()
-        super().reply(body, status, extra)

@@ -51,29 +51,25 @@ class Intake(Exchange):
     may go past the parser, straight into `scatter`.
     """
 
+    received = 0
+    wants_direct = False
+    scatter: Scatter | None = None
+    _state = COLLECT
+    _is_started = False
+    _held: bytes | bytearray = b""
+    _stash: tuple[bytes, ...] = ()
+    _error: ActorserveError | None = None
+    _info: ModelInfo | None = None
+    _draft: Draft | None = None
+
     def __init__(
-        self,
-        connection: Connection,
-        keep_alive: bool,
-        route: ModelPath,
-        head: InferHead,
-        expects_continue: bool,
+        self, connection: Connection, keep_alive: bool, route: ModelPath, head: InferHead
     ) -> None:
-        super().__init__(connection, keep_alive)
-        self.received = 0
-        self.wants_direct = False
-        self.scatter: Scatter | None = None
-        self._state = COLLECT
+        self.connection = connection
+        self.keep_alive = keep_alive
         self._route = route
         self._head = head
-        self._expects_continue = expects_continue
         self._limit = connection.front.settings.max_input_bytes
-        self._is_started = False
-        self._error: ActorserveError | None = None
-        self._held: bytes | bytearray = b""
-        self._stash: list[bytes] = []
-        self._info: ModelInfo | None = None
-        self._draft: Draft | None = None
         self._bodies: list[bytearray | Slab] = []
 
     def on_draft(self, draft: Draft) -> None:
@@ -85,7 +81,7 @@ class Intake(Exchange):
     def start(self) -> None:
         """Begin: look at what has arrived while others were answered."""
         self._is_started = True
-        if self._expects_continue and not self.received and not self.is_received:
+        if self._head.expects_continue and not self.received and not self.is_received:
             if self._error is not None:
                 self.keep_alive = False  # nobody knows whether the body will still come
                 self.reply_error(self._error)
@@ -93,7 +89,7 @@ class Intake(Exchange):
             self.connection.send_interim(CONTINUE)
         if self.is_received:
             self.on_end()
-        elif self._has_document():
+        elif (self.received or self._head.json_bytes == 0) and self._has_document():
             self._parse()
 
     @property
@@ -106,13 +102,16 @@ class Intake(Exchange):
         self.received += len(chunk)
         state = self._state
         if state == COLLECT:
-            self._hold(chunk)
-            if self._is_started and self._has_document():
+            if self._held:
+                self._hold(chunk)
+            else:
+                self._held = chunk
+            if self.received != self._head.content_length and self._has_document():
                 self._parse()
         elif state == SCATTER:
             self._place(chunk)
         elif state == BUSY:
-            self._stash.append(chunk)
+            self._stash += (chunk,)
         if self.received > self._limit and self._is_started and self._state != BUSY:
             self.refuse(413, too_large(self._limit).message)
 
@@ -151,7 +150,7 @@ class Intake(Exchange):
         self._state = DISCARD
         self.wants_direct = False
         self._held = b""
-        self._stash = []
+        self._stash = ()
         if self.scatter is not None:
             self.scatter.forget()
         for body in bodies:
@@ -159,9 +158,6 @@ class Intake(Exchange):
                 body.release()
 
     def _hold(self, chunk: bytes) -> None:
-        if not self._held:
-            self._held = chunk
-            return
         if isinstance(self._held, bytes):
             self._held = bytearray(self._held)
         self._held += chunk
@@ -169,7 +165,9 @@ class Intake(Exchange):
     def _has_document(self) -> bool:
         """Whether the document is here although the body is not complete."""
         head = self._head
-        if head.json_bytes is None or head.encoding or self.received == head.content_length:
+        if head.json_bytes is None or head.encoding or not self._is_started:
+            return False
+        if self.received == head.content_length:
             return False
         if head.json_bytes == 0 and head.content_length < 0:
             return False  # the size of a raw body is known at its end only
@@ -227,8 +225,9 @@ class Intake(Exchange):
             known = not head.encoding and head.content_length >= 0
             nbytes = head.content_length if known else len(body)
             return raw_request(self._info, route.version, nbytes), body
-        view = memoryview(body)
-        return parse_request(view[:size], route.model, route.version, self._limit), view[size:]
+        if len(body) - size > INLINE_BYTES:
+            body = memoryview(body)
+        return parse_request(body[:size], route.model, route.version, self._limit), body[size:]
 
     async def _read_slowly(self, held: bytes | bytearray) -> None:
         draft, rest = await self.connection.front.off_loop(self._read, held)
@@ -247,10 +246,22 @@ class Intake(Exchange):
             draft.check_blocks(head.content_length - (head.json_bytes or 0))
         elif draft.block_bytes > self._limit:
             raise too_large(self._limit)
-        if self._reserve():
+        if self.is_received and len(rest) <= INLINE_BYTES and not self._stash:
+            self._finish_small(draft, rest)
+        elif self._reserve():
             self._stall(self._grow_slowly(rest))
         else:
             self._begin_blocks(rest)
+
+    def _finish_small(self, draft: Draft, rest: View) -> None:
+        """Take the blocks of a request that is complete and travels inside a message anyway."""
+        at = 0
+        for block in draft.blocks:
+            end = at + block.nbytes
+            draft.request.inputs[block.index].data = block.prefix + bytes(rest[at:end])
+            at = end
+        self._state = DONE
+        self.on_draft(draft)
 
     def _reserve(self) -> int:
         """Allocate for the next blocks; return 0, or the bytes that the arena has no room for."""
@@ -306,7 +317,7 @@ class Intake(Exchange):
 
     def _unstash(self) -> None:
         """Go on with what arrived while the intake was busy."""
-        stash, self._stash = self._stash, []
+        stash, self._stash = self._stash, ()
         for chunk in stash:
             if self._state == SCATTER:
                 self._place(chunk)

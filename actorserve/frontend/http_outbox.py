@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of one reply on their way to the transport, no faster than the peer takes them.
 
-A small reply is one write. A large one goes in pieces that are views of the caller's memory: no
+A small reply never comes here. A large one goes in pieces that are views of the caller's memory: no
 copy is made here, and a view is let go as soon as the transport has taken it.
 """
 
@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from actorserve.frontend.v2_values import View
 
 JOIN_BYTES = 64 * 1024
-"""A reply up to this size is joined with its head into one write."""
+"""What is joined rather than written on its own."""
 
 PIECE_BYTES = 512 * 1024
 """How much of a large reply is handed to the transport at a time."""
@@ -29,11 +29,8 @@ class Outbox:
     def __init__(self) -> None:
         self._unsent: deque[View] = deque()
 
-    def put(self, head: bytes, pieces: list[View], nbytes: int) -> None:
-        """Take a reply; `pump` sends it."""
-        if nbytes <= JOIN_BYTES:
-            self._unsent.append(b"".join([head, *pieces]))
-            return
+    def put(self, head: bytes, pieces: list[View]) -> None:
+        """Take a reply; `pump` sends it. Small pieces are joined, large ones stay views."""
         start: list[View] = [head]
         for piece in pieces:
             if len(piece) <= JOIN_BYTES:

@@ -24,7 +24,13 @@ from actorserve.errors import ActorserveError
 from actorserve.frontend.http_body import BodySink
 from actorserve.frontend.http_exchange import Refusal, unexpected
 from actorserve.frontend.http_front import HttpFront
-from actorserve.frontend.http_head import content_length_of, read_infer_head
+from actorserve.frontend.http_head import (
+    InferHead,
+    content_length_of,
+    expects_continue,
+    fill_head,
+    pick,
+)
 from actorserve.frontend.http_infer import InferExchange
 from actorserve.frontend.http_intake import too_large
 from actorserve.frontend.http_route import ModelPath
@@ -55,7 +61,7 @@ class HttpConnection(HttpTurns):
         super().__init__(front, config, server_state, app_state, _loop)
         self._serial = 0
         self._is_in_head = False
-        self._head_bytes = 0
+        self._feed_bytes = 0
         self._head_fed_bytes = 0
         self._body_bytes = 0
         self._is_feeding = False
@@ -67,7 +73,9 @@ class HttpConnection(HttpTurns):
         """Feed the parser; what it finds comes back through the `on_…` methods."""
         if self._is_broken:
             return
-        was_in_head, serial = self._is_in_head, self._serial
+        self._feed_bytes = len(data)
+        if self._is_in_head:
+            self._head_fed_bytes += len(data)
         self._is_feeding = True
         try:
             self._feed(data)
@@ -77,77 +85,73 @@ class HttpConnection(HttpTurns):
             return
         self._is_feeding = False
         if self._is_in_head:
-            if was_in_head and serial == self._serial:
-                self._head_fed_bytes += len(data)  # the parser shows complete headers only
-            if max(self._head_bytes, self._head_fed_bytes) > self.front.settings.max_head_bytes:
+            # The parser shows a header when it is complete; of one that is not, the feeds tell.
+            seen = max(self._head_fed_bytes, self._seen_head_bytes())
+            if seen > self.front.settings.max_head_bytes:
                 self._refuse(431, self._head_text())
         elif self._receiving is not None:
             self.consider_direct()
 
     def _feed(self, data: bytes) -> None:
-        while True:
+        rest: bytes | memoryview = data
+        while rest:
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # No other protocol is spoken here: the request has been served as it was, and
                 # what follows it is read as HTTP.
-                data = data[upgrade.args[0] :]
-                if not data:
-                    return
+                rest = memoryview(rest)[upgrade.args[0] :]
 
     # --- the parser: heads ---
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """A request begins, somewhere in the bytes that are being fed."""
         self._serial += 1
         self._is_in_head = True
-        self._head_bytes = self._head_fed_bytes = 0
+        self._head_fed_bytes = 0
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
-
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
-        self.url += url
-        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        name = name.lower()
-        self._head_bytes += len(name) + len(value) + 4
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Decide who serves the request, and let it begin if it is its turn."""
         self._is_in_head = False
         self._body_bytes = 0
-        if self._is_closing():
+        if self._is_ending:
             return
-        if self._head_bytes > self.front.settings.max_head_bytes:
+        settings = self.front.settings
+        # Mostly a head came in one piece, together with its body, and that was small enough.
+        is_suspect = self._head_fed_bytes or self._feed_bytes > settings.max_head_bytes
+        if is_suspect and self._seen_head_bytes() > settings.max_head_bytes:
             raise _Refused(431, self._head_text())
-        length = content_length_of(self.headers)
-        if length > self.front.settings.max_input_bytes:
-            raise _Refused(413, too_large(self.front.settings.max_input_bytes).message)
+        fields = pick(self.headers)
+        length = content_length_of(fields)
+        if length > settings.max_input_bytes:
+            raise _Refused(413, too_large(settings.max_input_bytes).message)
         if self.parser.get_method() == b"POST":
             route = self.front.infer_route(self.url)
             if route is not None:
-                self._begin_infer(route, length)
+                self._begin_infer(route, fields, length)
                 return
-        self._begin_asgi()
+        self._begin_asgi(expects_continue(fields))
 
-    def _begin_infer(self, route: ModelPath, length: int) -> None:
-        is_1_1 = self.parser.get_http_version() != "1.0"
-        keep_alive = is_1_1 and self.parser.should_keep_alive()
-        error: ActorserveError | None = None
+    def _begin_infer(self, route: ModelPath, fields: dict[bytes, bytes], length: int) -> None:
+        keep_alive = self.parser.should_keep_alive()
+        if keep_alive and b"connection" in fields:
+            keep_alive = self.parser.get_http_version() != "1.0"  # as uvicorn does it
+        head = InferHead(length)
+        if b"expect" in fields:
+            head.expects_continue = (
+                expects_continue(fields) and self.parser.get_http_version() != "1.0"
+            )
+        exchange = InferExchange(self, keep_alive, route, head)
         try:
-            head = read_infer_head(self.headers, length)
-        except ActorserveError as caught:
-            head, error = read_infer_head([], length), caught
-        exchange = InferExchange(self, keep_alive, route, head, self.expect_100_continue and is_1_1)
-        if error is not None:
+            fill_head(head, fields)
+        except ActorserveError as error:
             exchange.fail(error)
         self.cycle = exchange  # type: ignore[assignment]
         self._receiving = exchange
@@ -158,15 +162,20 @@ class HttpConnection(HttpTurns):
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             self.flow.pause_reading()
 
-    def _begin_asgi(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+    def _begin_asgi(self, expects: bool) -> None:
+        url, headers = self.url, self.headers
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
+        if expects:
+            self.cycle.keep_alive = False  # nobody knows whether the body will still come
         self._receiving = self.cycle
         if self._active is None:
             self._active = self.cycle
+
+    def _seen_head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _head_text(self) -> str:
         return f"the request's head is larger than {self.front.settings.max_head_bytes} bytes"

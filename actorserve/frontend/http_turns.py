@@ -21,8 +21,8 @@ from actorserve.frontend.http_body import BodySink
 from actorserve.frontend.http_exchange import Exchange, unexpected
 from actorserve.frontend.http_front import HttpFront
 from actorserve.frontend.http_head import reply_head
-from actorserve.frontend.http_outbox import Outbox
-from actorserve.frontend.v2_response import encode_error
+from actorserve.frontend.http_outbox import JOIN_BYTES, Outbox
+from actorserve.frontend.v2_response import EncodedBody, encode_error
 from actorserve.frontend.v2_values import View
 
 
@@ -43,6 +43,7 @@ class HttpTurns(HttpToolsProtocol):
         self._receiving: Exchange | RequestResponseCycle | None = None
         self._is_advancing = False
         self._is_broken = False
+        self._is_ending = False
         self._sink: BodySink | None = None
         self._replying: Exchange | None = None
         self._outbox = Outbox()
@@ -56,10 +57,8 @@ class HttpTurns(HttpToolsProtocol):
         if not self.front.add_connection(self):
             self._is_broken = True
             text = encode_error("too many connections")
-            head = reply_head(
-                503, b"application/json", len(text), False, extra=b"retry-after: 1\r\n"
-            )
-            transport.write(head + text)
+            body = EncodedBody([text], len(text))
+            transport.write(reply_head(503, body, False, b"retry-after: 1\r\n") + text)
             self._linger()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,11 +98,9 @@ class HttpTurns(HttpToolsProtocol):
         """The active request has been answered: it is the next one's turn."""
         self.server_state.total_requests += 1
         self._active = None
-        if self._is_closing():
-            return
         if self.pipeline:
             self._advance()
-        else:
+        elif self.flow.read_paused and not self._is_ending:
             self.flow.resume_reading()
 
     def _advance(self) -> None:
@@ -137,6 +134,7 @@ class HttpTurns(HttpToolsProtocol):
         """Close when everything that was accepted has been answered."""
         if self._active is None and not self.pipeline:
             if self._linger_timer is None:
+                self._is_ending = True
                 self.transport.close()
         else:
             last = self.pipeline[0][0] if self.pipeline else self._active
@@ -152,20 +150,30 @@ class HttpTurns(HttpToolsProtocol):
 
     def send_reply(self, exchange: Exchange, head: bytes, pieces: list[View], nbytes: int) -> None:
         """Write a reply: a small one in one piece, a large one as fast as the peer takes it."""
-        if self._is_closing():
+        if self._is_ending or self.transport.is_closing():
             return
+        if nbytes <= JOIN_BYTES:
+            self.transport.write(b"".join([head, *pieces]))
+            if not self.flow.write_paused:
+                self._finish(exchange)
+                return
+        else:
+            self._outbox.put(head, pieces)
         self._replying = exchange
-        self._outbox.put(head, pieces, nbytes)
         self._pump()
 
     def _pump(self) -> None:
         is_sent = self._outbox.pump(self.transport, self.flow)
         exchange = self._replying
-        if not is_sent or exchange is None:
-            return
-        self._replying = None
+        if is_sent and exchange is not None:
+            self._replying = None
+            self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """The transport has the whole reply, and the peer keeps up."""
         exchange.response_complete = True
         if not exchange.keep_alive:
+            self._is_ending = True
             if exchange.is_received:
                 self.transport.close()
             else:
@@ -173,7 +181,7 @@ class HttpTurns(HttpToolsProtocol):
         self.on_response_complete()
 
     def _is_closing(self) -> bool:
-        return self._linger_timer is not None or self.transport.is_closing()
+        return self._is_ending or self.transport.is_closing()
 
     def _linger(self) -> None:
         """End the connection although the peer may still be sending.
@@ -183,7 +191,7 @@ class HttpTurns(HttpToolsProtocol):
         """
         if self._linger_timer is not None or self.transport.is_closing():
             return
-        self._is_broken = True
+        self._is_broken = self._is_ending = True
         self._leave_sink()
         self._linger_timer = self.loop.call_later(
             self.front.settings.linger_s, self.transport.abort

@@ -100,4 +100,4 @@ def compress(body: EncodedBody, encoding: str) -> EncodedBody:
     pieces: list[View] = [packer.compress(piece) for piece in body.pieces]
     pieces.append(packer.flush())
     pieces = [piece for piece in pieces if len(piece)]
-    return EncodedBody(pieces, sum(map(len, pieces)), body.json_bytes)
+    return EncodedBody(pieces, sum(map(len, pieces)), body.json_bytes, encoding)

@@ -42,21 +42,17 @@ class EncodedBody(msgspec.Struct):
 
     pieces: list[View]
     nbytes: int
-    json_bytes: int | None
-
-    @property
-    def content_type(self) -> bytes:
-        """The media type of the body."""
-        return b"application/json" if self.json_bytes is None else b"application/octet-stream"
+    json_bytes: int | None = None
+    encoding: str = ""
 
 
 def json_output_bytes(response: InferResponse, choice: OutputChoice) -> int:
     """Return how many bytes of tensors have to be turned into JSON text."""
-    if choice.default and not choice.binary:
-        return 0
-    return sum(
-        len(body_bytes(output)) for output in response.outputs if not choice.is_binary(output.name)
-    )
+    nbytes = 0
+    for output in response.outputs:
+        if not choice.is_binary(output.name):
+            nbytes += len(body_bytes(output))
+    return nbytes
 
 
 def encode_response(

@@ -72,8 +72,8 @@ class Arena:
     The first segment comes with the first allocation (an idle arena owns nothing). Each later one
     is twice the one before, up to `max_segment_bytes`, or `growth_bytes` if that is set; a request
     that exceeds the step gets a segment of its own size. `on_segment(arena_id, index, segment)`
-    is called on the owner's thread for each new one. Its descriptor must stay open: `trim` needs
-    it.
+    is called on the owner's thread for each new one. `trim` passes over a segment whose descriptor
+    is closed.
     """
 
     def __init__(
@@ -349,9 +349,7 @@ class Arena:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InternalError(
-                f"arena {self.arena_id} is closed, or belongs to the parent of this process"
-            )
+            raise InternalError(f"arena {self.arena_id} is closed, or this is a forked child")
 
     def _check_live(self, block: Block) -> None:
         if self._blocks.get(block.number) is not block:

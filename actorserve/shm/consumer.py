@@ -132,7 +132,7 @@ class Consumer:
                     nbytes = header & LENGTH_MASK
                     kind = header >> 32
                     step = (nbytes + 15) & -8
-                if kind >= PAD or step > head - tail:
+                if kind >= PAD or step > head - tail or step > ring_end - at:
                     if frames:
                         break
                     raise ProtocolError(

@@ -49,9 +49,12 @@ class Space:
     def punch(self, keep_bytes: int) -> tuple[int, int]:
         """Give the free pages beyond the first `keep_bytes` back to the system.
 
-        Return how many bytes were given back and how many of `keep_bytes` were used up.
+        Return how many bytes were given back and how many of `keep_bytes` were used up. Nothing
+        happens where the segment's descriptor is closed: pages cannot be had again without it.
         """
         given_bytes = kept_bytes = 0
+        if self.segment.fd < 0:
+            return 0, 0
         for start, end in list(self._backed()):
             kept = min(keep_bytes - kept_bytes, end - start)
             kept_bytes += kept

@@ -107,17 +107,17 @@ class _Mapping:
                 if lease.handle.offset == offset:
                     yield lease
 
-    def end(self, lease: _Lease) -> bool:
-        """Forget a lease; False if it is forgotten already."""
+    def end(self, lease: _Lease) -> None:
+        """Forget a lease whose array is dead."""
         offset = lease.handle.offset
         if self.first.get(offset) is lease:
-            return self.first.pop(offset, None) is not None
-        return self.more.pop(lease.serial, None) is not None
+            self.first.pop(offset, None)
+        else:
+            self.more.pop(lease.serial, None)
 
-    def forget(self) -> None:
-        """Forget all leases; their deaths are silent from now on."""
-        self.first.clear()
-        self.more.clear()
+    def is_idle(self) -> bool:
+        """Tell whether there is no lease."""
+        return not self.first and not self.more
 
 
 class Views:
@@ -125,6 +125,8 @@ class Views:
 
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
+        # Of forgotten arenas, for as long as they have leases.
+        self._retired: dict[int, _Mapping] = {}
         # Addresses and mappings in the same order; replaced as one, never changed.
         self._by_address: tuple[list[int], list[_Mapping]] = ([], [])
         self._serials = itertools.count(1)
@@ -150,16 +152,16 @@ class Views:
         return (arena, index) in self._mappings
 
     def forget_arena(self, arena: int) -> None:
-        """Close the segments of an arena whose owner is gone; no release for it ever comes.
+        """Close the segments of an arena, as when its owner is gone. Unknown ones are fine.
 
-        Live views keep their memory. Forgetting an own arena closes it for its owner too.
+        Live views keep their memory and are reported when they die, like all others. Forgetting
+        an own arena closes its segments for the owner too.
         """
         gone = [key for key in self._mappings if key[0] == arena]
-        mappings = [self._mappings.pop(key) for key in gone]
-        self._order()
-        for mapping in mappings:
-            mapping.forget()
+        for key in gone:
+            self._retired[next(self._serials)] = mapping = self._mappings.pop(key)
             mapping.segment.close()
+        self._order()
 
     def _order(self) -> None:
         mappings = sorted(self._mappings.values(), key=lambda mapping: mapping.address)
@@ -241,8 +243,12 @@ class Views:
                 lease = self._dead.popleft()
             except IndexError:  # another thread was quicker
                 break
-            if lease.mapping.end(lease):
-                released.append(lease.handle)
+            lease.mapping.end(lease)
+            released.append(lease.handle)
+        if self._retired:
+            for serial, mapping in list(self._retired.items()):
+                if mapping.is_idle():
+                    self._retired.pop(serial, None)
         self._released += len(released)
         return released
 
@@ -252,18 +258,21 @@ class Views:
         Called by itself in forked children, whose copies of the views are not the reader's.
         """
         self._severed = True
+        for mapping in (*self._mappings.values(), *self._retired.values()):
+            mapping.first.clear()  # a weak reference that is gone calls nobody
+            mapping.more.clear()
         self._dead.clear()
-        for mapping in self._mappings.values():
-            mapping.forget()
         self._mappings = {}
+        self._retired = {}
         self._by_address = ([], [])
 
     def stats(self) -> ViewsStats:
         """Return sizes and counts as of now."""
+        mappings = (*self._mappings.values(), *self._retired.values())
         return ViewsStats(
             segments=len(self._mappings),
             mapped_bytes=sum(mapping.segment.nbytes for mapping in self._mappings.values()),
-            leases=sum(len(m.first) + len(m.more) for m in self._mappings.values()),
+            leases=sum(len(m.first) + len(m.more) for m in mappings),
             waiting=len(self._dead),
             released=self._released,
         )

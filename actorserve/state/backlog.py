@@ -211,6 +211,16 @@ class Backlog(Generic[T]):
         self._taken += len(taken)
         return taken
 
+    def take_first(self) -> T | None:
+        """Take the first request out; None if there is none."""
+        for level in self._levels:
+            queue = level.waiting or level.delayed
+            if queue:
+                self.count -= 1
+                self._taken += 1
+                return queue.popitem(last=False)[1]
+        return None
+
     def expire(self, now_s: float) -> list[T]:
         """Take out and return the requests that are to be rejected because of their timeouts."""
         self._sweep(now_s)

@@ -196,8 +196,8 @@ class BatchQueue(Backlog[T]):
         if free_instances <= 0 or not self.count:
             return None
         if not self._is_dynamic:
-            items = self.take(1)
-            return Batch(items, items[0].rows or 1)
+            first = self.take_first()
+            return None if first is None else Batch([first], first.rows or 1)
         if self._state == _UNKNOWN:
             self._find_run()
         due_s = self._run_oldest_s + self._delay_s

@@ -27,8 +27,7 @@ What always holds:
   state, and killed as soon as it does.
 - Reports carry the incarnation that they are about; one about an earlier one changes nothing.
 - A death is counted once, however many reports, verdicts and timers announce it.
-- FATAL comes from a boot error, too many deaths in a row before ready, the policy's intensity or
-  an Escalate from above. Everything else is tried again.
+- FATAL comes from a boot error, too many deaths, or an Escalate; the rest is tried again.
 - Only a Start makes a STOPPED or FATAL child run again, never a death or a timer.
 
 The pairs of state and event that mean something are in `_RULES`; any other pair is ignored and
@@ -179,8 +178,7 @@ class ChildMachine:
             self._kill()
         elif self._process is Process.ALIVE:
             self._ask(event.now_s)
-        if self.state is not State.STOPPING:
-            self._enter(State.STOPPING, event.now_s, "told to stop")
+        self._enter(State.STOPPING, event.now_s, "told to stop")
 
     def _escalate(self, event: Escalate) -> None:
         self._disarm(Timer.BACKOFF)
@@ -251,8 +249,9 @@ class ChildMachine:
             self._died(event.now_s, reason, is_normal)
 
     def _hung(self, event: Hung) -> None:
-        if self._process not in (Process.SPAWNING, Process.ALIVE, Process.ASKED):
-            self._ignored += 1  # it is on the ladder already, or gone
+        is_there = self._process in (Process.ALIVE, Process.ASKED)
+        if not is_there and self.state is not State.STARTING:
+            self._ignored += 1  # its end is under way already
             return
         self._disarm(Timer.PHASE)
         self._end_reason = event.reason
@@ -260,7 +259,7 @@ class ChildMachine:
             is_last = self.restart.kind == "temporary"
             self._history.deaths += is_last  # the others' are counted when they are gone
             self._enter(State.STOPPING if is_last else State.BACKOFF, event.now_s, event.reason)
-        if self._process is not Process.SPAWNING:
+        if is_there:
             self._process = Process.ABORTED
             self._actions += (SignalAbort(), SignalContinue())
             self._arm(Timer.KILL, event.now_s, ABORT_GRACE_S)
@@ -367,10 +366,11 @@ class ChildMachine:
             self._disarm(kind)
 
     def _enter(self, state: State, now_s: float, reason: str) -> None:
-        self.state = state
         self._reason = reason
-        self._state_since_s = now_s
-        self._actions.append(ReportState(state, reason))
+        if state is not self.state:
+            self.state = state
+            self._state_since_s = now_s
+            self._actions.append(ReportState(state, reason))
 
     def _arm(self, kind: Timer, now_s: float, delay_s: float) -> None:
         self._due_s[kind] = now_s + delay_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door without a server behind it, the HTTP front end before it, and a client of plain sockets."""
+"""A door without a server, the HTTP front end before it, and a client of plain sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from actorserve.errors import InternalError, NotFound, ResourceExhausted, Unavailable
+from actorserve.errors import InternalError, NotFound, Unavailable
 from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.triton.inference import (
@@ -207,9 +207,7 @@ class FakeDoor:
 
     # --- answers ---
 
-    def answer(
-        self, request: InferRequest, on_response: Callable[[InferResponse], None]
-    ) -> None:
+    def answer(self, request: InferRequest, on_response: Callable[[InferResponse], None]) -> None:
         """Answer a request; its slabs are released behind the response's views."""
         response = InferResponse(
             request.model_name, "1", request.id, [], dict(self.response_parameters)
@@ -429,7 +427,12 @@ def infer_message(model: str, document: Any, binary: bytes = b"", **headers: str
 def binary_input(nbytes: int, name: str = "INPUT0", **more: Any) -> dict[str, Any]:
     """Describe an FP32 input that follows as a block."""
     parameters = {"binary_data_size": nbytes}
-    return {"name": name, "datatype": "FP32", "shape": [nbytes // 4], "parameters": parameters} | more
+    return {
+        "name": name,
+        "datatype": "FP32",
+        "shape": [nbytes // 4],
+        "parameters": parameters,
+    } | more
 
 
 def chunked(body: bytes, sizes: Iterator[int]) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import select
@@ -11,6 +12,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 import types
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -159,11 +161,48 @@ def wait_gone(*pids: int, timeout_s: float = 5.0) -> float:
     return time.monotonic() - start_s
 
 
+def forked(body: Callable[[], object]) -> int:
+    """Run `body` in a fork of this process and nothing after it; the fork's pid."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            body()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def sleep_for_ever() -> None:
+    """Wait for the signal that kills."""
+    while True:
+        signal.pause()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_uvloop() -> None:
+    """Have libuv open what it keeps for the life of a process, before anybody counts."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.new_event_loop().close()
+
+
 @pytest.fixture
 def kit() -> types.SimpleNamespace:
     """The classes and functions above: tests cannot import this file."""
     return types.SimpleNamespace(
-        Bench=Bench, HERE=HERE, is_gone=is_gone, open_fds=open_fds, until=until, wait_gone=wait_gone
+        Bench=Bench,
+        HERE=HERE,
+        forked=forked,
+        is_gone=is_gone,
+        open_fds=open_fds,
+        sleep_for_ever=sleep_for_ever,
+        until=until,
+        wait_gone=wait_gone,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import signal
 import socket
 import threading
 
@@ -157,37 +158,31 @@ def test_closed_end_is_gone_for_its_owner_too(pair):
             call()
 
 
-def test_death_of_the_supervisor_ends_a_wait(pair):
+def test_death_of_the_supervisor_ends_a_wait(kit):
     """Its pidfd ends a wait even while something else keeps the socket open."""
-    _, theirs = BootSocket.pair()
-    pid = os.fork()
-    if pid == 0:
-        select.select([], [], [], 0.05)
-        os._exit(0)
+    ours, theirs = BootSocket.pair()
+    pid = kit.forked(lambda: select.select([], [], [], 0.05))
     child = BootSocket(theirs, supervisor_pidfd=os.pidfd_open(pid))
-    kept = os.dup(_.fileno())
     assert len(child.watch_fds()) == 2
     with pytest.raises(PeerGone, match="supervisor"):
         child.recv(10)
     assert child.is_peer_gone()
     os.waitpid(pid, 0)
-    os.close(kept)
-    _.close()
+    ours.close()
     child.close()
     assert child.supervisor_pidfd is None
 
 
-def test_fork_severs_the_socket(pair):
+def test_fork_severs_the_socket(pair, kit):
     """A forked process cannot use its parent's boot socket, nor keep it open."""
     ours, child = pair
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def body() -> None:
+        with pytest.raises(PeerGone):
             child.send(MESSAGE)
-            os._exit(1)
-        except PeerGone:
-            select.select([], [], [], 30)
-            os._exit(0)
+        signal.pause()
+
+    pid = kit.forked(body)
     ours.send(MESSAGE)
     assert child.recv(1)[0] == MESSAGE
     child.close()

@@ -19,14 +19,16 @@ def disarmed():
     fault.arm(None)
 
 
-def status_of(text: str, *points: str) -> int:
+def status_of(kit, text: str, *points: str) -> int:
     """The wait status of a fork that passes the points with these faults."""
-    pid = os.fork()
-    if pid == 0:
+
+    def body() -> None:
         fault.arm(text)
         for point in points:
             fault_point(point)
         os._exit(42)
+
+    pid = kit.forked(body)
     if "stop" in text:
         assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
         os.kill(pid, signal.SIGCONT)
@@ -51,9 +53,9 @@ def status_of(text: str, *points: str) -> int:
         ("a:kill:2", 42 << 8),
     ],
 )
-def test_fault_strikes_where_it_was_set(text, status):
+def test_fault_strikes_where_it_was_set(kit, text, status):
     """Only the named point strikes, at the passage named."""
-    assert status_of(text, "a", "b", "b") & ~0x80 == status
+    assert status_of(kit, text, "a", "b", "b") & ~0x80 == status
 
 
 @pytest.mark.parametrize("text", ["a", "a:explode", "a:kill:soon", ":"])

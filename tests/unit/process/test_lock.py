@@ -22,72 +22,62 @@ def lock():
     lock.close()
 
 
-def hold(lock: HealthLock) -> int:
-    """Fork a process that takes the mutex, and its own fork that does not; the holder's pid."""
-    told_r, told_w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+@pytest.fixture
+def hold(kit):
+    """Start processes that take a mutex, each with a fork that does not; (holder, its fork)."""
+    victims: list[int] = []
+
+    def start(lock: HealthLock) -> tuple[int, int]:
+        told_r, told_w = os.pipe()
+
+        def body() -> None:
+            lock.take()
+            fork = kit.forked(kit.sleep_for_ever)
+            os.write(told_w, str(fork).encode())
+            kit.sleep_for_ever()
+
+        pid = kit.forked(body)
+        fork = int(os.read(told_r, 20))
         os.close(told_r)
-        lock.take()
-        if os.fork() == 0:
-            os.setsid()
-        os.write(told_w, b"1")
-        signal.pause()
-        os._exit(0)
-    os.close(told_w)
-    assert os.read(told_r, 1) == b"1"
-    os.close(told_r)
-    return pid
+        os.close(told_w)
+        victims.append(fork)
+        return pid, fork
+
+    yield start
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
 
 
-def test_holder_is_named_until_it_dies(lock):
+def test_holder_is_named_until_it_dies(lock, hold, kit):
     """row 9: the kernel frees the mutex of a killed holder although the holder's fork lives."""
     assert lock.holder() is None
-    pid = hold(lock)
-    try:
-        assert lock.holder() == pid
-        with pytest.raises(Unavailable, match=str(pid)):
-            lock.take()
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        children = _children(pid)
-        os.waitpid(pid, 0)
-        for child in children:
-            os.kill(child, 0)
-        assert lock.holder() is None
-        for child in children:
-            os.kill(child, signal.SIGKILL)
+    pid, fork = hold(lock)
+    assert lock.holder() == pid
+    with pytest.raises(Unavailable, match=str(pid)):
+        lock.take()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not kit.is_gone(fork)
+    assert lock.holder() is None
 
 
-def _children(pid: int) -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children()]
-
-
-def test_threads_of_the_holder_do_not_lose_it(lock):
+def test_threads_of_the_holder_do_not_lose_it(lock, kit):
     """The mutex belongs to the process, whichever thread took it."""
     thread = threading.Thread(target=lock.take)
     thread.start()
     thread.join()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if lock.holder() == os.getppid() else 1)
+    pid = kit.forked(lambda: os._exit(0 if lock.holder() == os.getppid() else 1))
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_attached_end_works_alike():
+def test_attached_end_works_alike(lock, hold):
     """A received descriptor is one end like the created one."""
-    lock = HealthLock.create()
     other = HealthLock.attach(os.dup(lock.fd))
-    pid = hold(other)
+    pid, _ = hold(other)
     assert lock.holder() == pid
-    os.killpg(os.getpgrp(), 0)
-    for victim in (*_children(pid), pid):
-        os.kill(victim, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     other.close()
-    lock.close()
 
 
 def test_memory_files_are_not_needed(monkeypatch):

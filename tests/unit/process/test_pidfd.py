@@ -20,26 +20,30 @@ def python(request, monkeypatch):
         monkeypatch.delattr(signal, "pidfd_send_signal")
 
 
-def start(with_member: bool = False) -> tuple[int, int, int]:
-    """Fork a group leader that sleeps; its pid, pidfd, and the pid of another group member."""
-    told_r, told_w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        member = os.fork() if with_member else 1
-        if member:
-            os.write(told_w, str(member).encode())
-        signal.pause()
-        os._exit(0)
-    member = int(os.read(told_r, 20))
-    os.close(told_r)
-    os.close(told_w)
-    return pid, pidfd.open_pidfd(pid), member
+@pytest.fixture
+def start(kit):
+    """Fork a group leader that sleeps; its pid, its pidfd, and the pid of a group member."""
+
+    def start_leader() -> tuple[int, int, int]:
+        told_r, told_w = os.pipe()
+
+        def leader() -> None:
+            os.setsid()
+            os.write(told_w, str(kit.forked(signal.pause)).encode())
+            signal.pause()
+
+        pid = kit.forked(leader)
+        member = int(os.read(told_r, 20))
+        os.close(told_r)
+        os.close(told_w)
+        return pid, pidfd.open_pidfd(pid), member
+
+    return start_leader
 
 
-def test_signal_reaches_the_living_only(python):
+def test_signal_reaches_the_living_only(python, start, kit):
     """A signal hits, the death is seen, and signals after it are harmless."""
-    pid, fd, _ = start()
+    pid, fd, member = start()
     assert not os.get_inheritable(fd)
     assert not pidfd.is_dead(fd)
     assert pidfd.send_signal(fd, signal.SIGKILL)
@@ -47,16 +51,17 @@ def test_signal_reaches_the_living_only(python):
     assert pidfd.is_dead(fd)
     assert not pidfd.send_signal(fd, signal.SIGKILL)
     pidfd.kill_group(fd, pid)
+    assert kit.wait_gone(member) < 5
     os.close(fd)
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])
 @pytest.mark.parametrize("leader", ["alive", "zombie", "reaped"])
-def test_group_dies_whatever_became_of_its_leader(python, kernel, leader, kit, monkeypatch):
+def test_group_dies_whatever_became_of_its_leader(python, start, kernel, leader, kit, monkeypatch):
     """row 37: the group is killed through the leader's pidfd, alive or not, on any kernel."""
     if kernel == "old":
         monkeypatch.setattr(pidfd, "_TO_GROUP", 1 << 31)
-    pid, fd, member = start(with_member=True)
+    pid, fd, member = start()
     if leader != "alive":
         os.kill(pid, signal.SIGKILL)
         kit.wait_gone(pid)
@@ -72,16 +77,13 @@ def test_group_dies_whatever_became_of_its_leader(python, kernel, leader, kit, m
 
 
 @pytest.mark.parametrize("code", [0, 3, signal.SIGKILL, signal.SIGSEGV])
-def test_own_child_is_reaped_by_pidfd(code):
+def test_own_child_is_reaped_by_pidfd(code, kit):
     """The status of a child of this process is taken once, as waitpid gives it."""
-    pid = os.fork()
-    if pid == 0:
-        if code > 3:
-            os.kill(os.getpid(), code)
-        os._exit(code)
+    ends = {signal.SIGKILL, signal.SIGSEGV}
+    pid = kit.forked(lambda: os.kill(os.getpid(), code) if code in ends else os._exit(code))
     fd = pidfd.open_pidfd(pid)
-    while not pidfd.is_dead(fd):
-        pass
+    kit.wait_gone(pid)
+    assert pidfd.is_dead(fd)
     expected = code if code > 3 else code << 8
     status = pidfd.reap(fd)
     assert status is not None
@@ -94,21 +96,19 @@ def test_own_child_is_reaped_by_pidfd(code):
     os.close(fd)
 
 
-def test_living_process_has_no_status():
+def test_living_process_has_no_status(start):
     """Nothing is known before the death."""
     pid, fd, _ = start()
     assert pidfd.reap(fd) is None
     assert pidfd.exit_status(fd) is None
-    os.kill(pid, signal.SIGKILL)
+    pidfd.kill_group(fd, pid)
     os.waitpid(pid, 0)
     os.close(fd)
 
 
-def test_nobody_has_no_pidfd(python):
+def test_nobody_has_no_pidfd(python, kit):
     """A pid without a process is ESRCH."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
+    pid = kit.forked(lambda: None)
     os.waitpid(pid, 0)
     with pytest.raises(OSError) as raised:
         pidfd.open_pidfd(pid)

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the shared memory room: child processes that never outlive a test, and no leaks."""
+"""Fixtures of the shared memory room: both backends, and children that never outlive a test."""
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -83,22 +80,3 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Run the test once with segments from /dev/shm and once with memfds."""
     monkeypatch.setattr(segment, "_chosen", request.param)
     return str(request.param)
-
-
-def _leftovers() -> dict[str, object]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-        "threads": {thread.name for thread in threading.enumerate()},
-        "children": {child for task in tasks for child in (task / "children").read_text().split()},
-        "names": {path.name for path in Path("/dev/shm").glob("actorserve-*")},
-    }
-
-
-@pytest.fixture(autouse=True)
-def _no_leaks() -> Iterator[None]:
-    before = _leftovers()
-    yield
-    if _leftovers() != before:
-        gc.collect()  # a failed assertion's frames, or a cycle, may hold descriptors until now
-        assert _leftovers() == before

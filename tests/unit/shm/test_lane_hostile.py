@@ -86,9 +86,9 @@ def _no_endless_loop() -> Iterator[None]:
         raise AssertionError(f"still running after {LIMIT_S} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_REAL, left_s)  # that of every test
     signal.signal(signal.SIGALRM, before)
 
 
@@ -156,14 +156,16 @@ def test_corrupted_everything() -> None:
         _fuzz(seed, corrupt)
 
 
-@pytest.mark.parametrize("header", [*HEADERS, 16, layout.PAD << 32 | 16, 1 << 63, (1 << 64) - 1])
-def test_lying_header_is_refused_every_time(rig: Rig, header: int) -> None:
+def test_lying_header_is_refused_every_time(rig: Rig) -> None:
     """Row 80: a header that claims more than was published is refused, and again at each try."""
     assert rig.producer.try_send(b"12345678")
-    rig.lane.words[rig.ring_words[0]] = header
-    for _ in range(3):
-        with pytest.raises(ProtocolError, match="header"):
-            rig.consumer.drain()
+    for header in (*HEADERS, 16, layout.PAD << 32 | 16, 1 << 63, (1 << 64) - 1):
+        rig.lane.words[rig.ring_words[0]] = header
+        for _ in range(3):
+            with pytest.raises(ProtocolError, match="header"):
+                rig.consumer.drain()
+    rig.lane.words[rig.ring_words[0]] = 8
+    assert rig.consumer.drain() == [(0, b"12345678")]
 
 
 def test_good_frames_before_a_lie_are_delivered(rig: Rig) -> None:
@@ -200,16 +202,16 @@ def test_frame_beyond_the_ring_end_is_refused(rig: Rig) -> None:
         rig.consumer.drain()
 
 
-@pytest.mark.parametrize("value", [1, 8, 4097, 8192, 1 << 63, (1 << 64) - 8])
-def test_impossible_tail_is_refused(rig: Rig, value: int) -> None:
+def test_impossible_tail_is_refused(rig: Rig) -> None:
     """A consumer cannot have taken more than was sent, nor half a word."""
     while rig.producer.try_send(b"x" * 100):
         pass
-    rig.lane.words[layout.TAIL] = value if value != 8 else value + 1
-    with pytest.raises(ProtocolError, match="tail"):
-        rig.producer.try_send(b"x" * 100)
-    with pytest.raises(ProtocolError, match="tail"):
-        rig.producer.want_room()
+    for value in (1, 9, 4097, 8192, 1 << 63, (1 << 64) - 8):
+        rig.lane.words[layout.TAIL] = value
+        with pytest.raises(ProtocolError, match="tail"):
+            rig.producer.try_send(b"x" * 100)
+        with pytest.raises(ProtocolError, match="tail"):
+            rig.producer.want_room()
 
 
 @pytest.mark.parametrize("value", [SLOTS + 1, 1 << 40, (1 << 64) - 1])

@@ -131,11 +131,11 @@ def test_mark_limits_what_is_taken(ends: Ends) -> None:
     assert ends.producer.take_releases() == []
 
 
-@pytest.mark.parametrize("pair", [(-1, 0), (0, -1), (1 << 64, 0), (0, 1 << 64)])
-def test_numbers_that_are_no_words_are_refused(ends: Ends, pair: tuple[int, int]) -> None:
+def test_numbers_that_are_no_words_are_refused(ends: Ends) -> None:
     """A number outside 64 bits is the caller's mistake, and nothing is published for it."""
-    with pytest.raises(ValueError):
-        ends.consumer.try_release(*pair)
+    for pair in ((-1, 0), (0, -1), (1 << 64, 0), (0, 1 << 64)):
+        with pytest.raises(ValueError):
+            ends.consumer.try_release(*pair)
     ends.consumer.flush_releases()
     assert ends.producer.take_releases() == []
 

@@ -126,7 +126,7 @@ class Oracle:
         message = self._class()
         try:
             json_format.Parse(text, message)
-        except json_format.ParseError:
+        except (json_format.ParseError, TypeError):  # older ones trip over a number for a message
             return None
         return self._to_dict(message)
 

@@ -15,6 +15,11 @@ from actorserve.triton.text_format import parse_model_config
 TENSOR = 'name: "I" data_type: TYPE_FP32'
 
 
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Leave out the look for leaks: all here is pure, and the look costs more than a case."""
+
+
 def completed(text: str, gpu_count: int = 0) -> ModelConfig:
     """Read a text and fill in the defaults of a Python model called M."""
     config = parse_model_config(text, "config.pbtxt")

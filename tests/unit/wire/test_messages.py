@@ -54,15 +54,14 @@ def test_every_kind_arrives_as_it_was_sent(road: str, kind: Any) -> None:
     assert ROADS[road][1](codec.encode(message)) == message
 
 
-@pytest.mark.parametrize(("road", "kind"), KINDS)
-def test_no_kind_is_taken_on_another_road(road: str, kind: Any) -> None:
+@pytest.mark.parametrize("kind", [kind for _, kind in KINDS])
+def test_no_kind_is_taken_on_another_road(kind: Any) -> None:
     """A peer cannot send what is not its own to send."""
     data = codec.encode(sample(kind))
     for other, (union, decode) in ROADS.items():
         if kind not in typing.get_args(union):
             with pytest.raises(ProtocolError, match=f"no message {other}"):
                 decode(data)
-    assert road in ROADS
 
 
 def test_tags_tell_all_kinds_apart() -> None:
@@ -71,8 +70,8 @@ def test_tags_tell_all_kinds_apart() -> None:
     assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds)
 
 
-@pytest.mark.parametrize(("road", "kind"), KINDS)
-def test_messages_are_frozen(road: str, kind: Any) -> None:
+@pytest.mark.parametrize("kind", [kind for _, kind in KINDS])
+def test_messages_are_frozen(kind: Any) -> None:
     """What was received cannot be changed behind another reader's back."""
     message = sample(kind)
     for field in msgspec.structs.fields(message):
@@ -80,8 +79,8 @@ def test_messages_are_frozen(road: str, kind: Any) -> None:
             setattr(message, field.name, None)
 
 
-@pytest.mark.parametrize(("road", "kind"), KINDS)
-def test_messages_travel_as_arrays(road: str, kind: Any) -> None:
+@pytest.mark.parametrize("kind", [kind for _, kind in KINDS])
+def test_messages_travel_as_arrays(kind: Any) -> None:
     """No field names are on the wire."""
     assert isinstance(msgspec.msgpack.decode(codec.encode(sample(kind))), list)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -200,7 +200,7 @@ def test_elements_survive_the_round_trip(elements: list[bytes]) -> None:
 def test_what_is_not_bytes_is_encoded_as_its_text(count: int) -> None:
     """Texts, and numbers by their `str`, become UTF-8, in few elements as in many."""
     elements: list[object] = ["ascii", "zażółć", 7, 1.5, None, b"raw"] * count
-    expected = ["ascii".encode(), "zażółć".encode(), b"7", b"1.5", b"None", b"raw"] * count
+    expected = [b"ascii", "zażółć".encode(), b"7", b"1.5", b"None", b"raw"] * count
     assert encode_bytes(elements) == body(*expected)
     texts = ["ascii", "żółw"] * count
     assert encode_bytes(texts) == body(*(t.encode() for t in texts))
@@ -217,7 +217,7 @@ def test_arrays_are_encoded_in_c_order() -> None:
 
 def test_text_that_utf8_cannot_express_is_refused_by_its_index() -> None:
     """A lone surrogate is an error that says which element it is in."""
-    with pytest.raises(InvalidArgument, match="element 2 .* at character 1"):
+    with pytest.raises(InvalidArgument, match=r"element 2 .* at character 1"):
         encode_bytes(["a", "b", "c\ud800"])
     with pytest.raises(InvalidArgument, match="element 99 "):
         encode_bytes(["a"] * 99 + ["\ud800"])
@@ -275,11 +275,11 @@ def test_too_many_elements_end_the_check_early() -> None:
 
 
 def test_a_million_short_strings_take_well_under_a_second() -> None:
-    """Both ways are vectorised enough (about 0.25 s each on one slow core; allowed: 3 s)."""
+    """Both ways and the check take about 0.25 s each of one slow core; allowed are 6 in all."""
     texts = [str(i) for i in range(1_000_000)]
-    started_s = perf_counter()
+    started_s = process_time()
     encoded = encode_bytes(texts)
     decoded = decode_bytes(encoded, len(texts))
     assert check_bytes(encoded, len(texts)) == len(texts)
-    assert perf_counter() - started_s < 9
+    assert process_time() - started_s < 6
     assert decoded[-1] == b"999999"
