@@ -83,6 +83,9 @@ class _Ear:
             elif isinstance(message, BootFailed):
                 self.answer.set_exception(BootError(message.reason))
 
+    def on_hung_up(self) -> None:
+        """Nothing to do: the stub is ended in any case."""
+
     def on_broken(self, error: ActorserveError) -> None:
         """Take a broken wire for the answer."""
         if not self.answer.done():

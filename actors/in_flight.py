@@ -97,7 +97,6 @@ class InFlight:
         self._batches[self._number] = sent
         for factory in sent:
             self._requests[factory.key] = factory
-            factory.sent()
 
     def _send_halves(self, sent: list[ResponseFactory]) -> None:
         for factory in sent:

@@ -354,6 +354,11 @@ class Instance:
         self._lines.append(line)
         _log.info("%s", line, extra={"instance": self.name, "stream": stream})
 
+    def on_hung_up(self, incarnation: int) -> None:
+        """End a stub that closed its channel: most are dead already, and their exit is known."""
+        if self._child is not None and incarnation == self._machine.incarnation:
+            self._child.kill_group()
+
     def on_broken(self, incarnation: int, error: ActorserveError) -> None:
         """End a stub that broke the wire."""
         _log.error("%s: %s; the stub is replaced", self.name, error.message)
@@ -447,6 +452,10 @@ class Incarnation:
     def on_messages(self, messages: list[ToSupervisor]) -> None:
         """See HostEnd.Listener."""
         self._instance.on_messages(self._number, messages)
+
+    def on_hung_up(self) -> None:
+        """See HostEnd.Listener."""
+        self._instance.on_hung_up(self._number)
 
     def on_broken(self, error: ActorserveError) -> None:
         """See HostEnd.Listener."""

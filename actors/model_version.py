@@ -188,7 +188,11 @@ class ModelVersion:
                 data = bytes(slab.buffer)
                 slab.release()
                 return WireTensor(tensor.name, datatype, shape, data)
-        return WireTensor(tensor.name, datatype, shape, slab.take())
+        handle = slab.take()
+        if self._plan.retries:
+            # A stub that writes into its input and dies must not change what the next one gets.
+            handle = msgspec.structs.replace(handle, shared=True)
+        return WireTensor(tensor.name, datatype, shape, handle)
 
     # --- looks -----------------------------------------------------------------------------------
 

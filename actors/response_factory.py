@@ -126,11 +126,6 @@ class ResponseFactory(Life):
 
     # --- on the way to a stub --------------------------------------------------------------------
 
-    @property
-    def inputs(self) -> list[WireTensor]:
-        """The bodies and handles of the inputs, as long as they are held."""
-        return self._inputs
-
     def dispatch(self, cancel_slot: int) -> WireRequest | None:
         """Return what goes to the stub; None where the request has ended meanwhile."""
         if self.step(DISPATCH) & DROP:
@@ -150,12 +145,8 @@ class ResponseFactory(Life):
             cancel_slot,
         )
 
-    def sent(self) -> None:
-        """Give up the inputs once the stub holds them, unless it may have to be tried again."""
-        if self._desk.retries == 0:
-            self._drop_inputs()
-
     def _drop_inputs(self) -> None:
+        """Give up the inputs. Not before the end: a stub may die before it has begun them."""
         for tensor in self._inputs:
             if isinstance(tensor.data, Handle):
                 self._exchange.drop(tensor.data)

@@ -115,9 +115,7 @@ def _flood_both(count: int) -> Figures:
     }
 
 
-def _flood(
-    count: int, make: Callable[[], bytes], take: Callable[[bytes], object]
-) -> float:
+def _flood(count: int, make: Callable[[], bytes], take: Callable[[bytes], object]) -> float:
     """Return frames per second, from the first send to the answer to the last."""
     link = Link()
 

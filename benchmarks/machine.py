@@ -73,6 +73,7 @@ def _commit() -> str:
     try:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            check=False,
             cwd=ROOT,
             capture_output=True,
             text=True,

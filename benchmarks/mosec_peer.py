@@ -26,6 +26,6 @@ class Identity(Worker):
 
 
 if __name__ == "__main__":
-    server = Server()
+    server: Any = Server()  # type: ignore[no-untyped-call]
     server.append_worker(Identity, num=1)
     server.run()

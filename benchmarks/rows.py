@@ -39,6 +39,21 @@ class Section(msgspec.Struct, frozen=True):
     limit_s: float = 120.0
 
 
+PEERS = frozenset(
+    (
+        "C eventfd",
+        "Python eventfd",
+        "mp.Queue",
+        "mp.Pipe",
+        "pyzmq",
+        "memcpy",
+        "lane round trip",
+        "mosec",
+        "with 1 instance",
+    )
+)
+"""Labels that our figure is set against; any other label is a part of it, or goes with it."""
+
 KILO = 1e-3
 LOOPS = ("asyncio", "uvloop")
 TRITON_IN_PROCESS_16_MIB_PER_S = 103
@@ -55,13 +70,13 @@ def _embedded_small(loop: str) -> tuple[Row, ...]:
             title.format("1 outstanding, p50"),
             "µs",
             (Target(2.0, False, "lane round trip"),),
-            "250–300 µs",
+            "250-300 µs",
         ),
         Row(
             f"infer-4b-8-{loop}",
             title.format("8 outstanding"),
             "k/s",
-            recorded="4.2–4.8 k/s",
+            recorded="4.2-4.8 k/s",
             scale=KILO,
         ),
         Row(
@@ -69,7 +84,7 @@ def _embedded_small(loop: str) -> tuple[Row, ...]:
             title.format("32 outstanding"),
             "k/s",
             (Target(25.0),),
-            "4.2–4.8 k/s (8)",
+            "4.2-4.8 k/s (8)",
             KILO,
         ),
         Row(f"infer-4b-cpu-{loop}", title.format("CPU a request"), "µs"),
@@ -78,10 +93,10 @@ def _embedded_small(loop: str) -> tuple[Row, ...]:
 
 def _embedded_large(loop: str) -> tuple[Row, ...]:
     title = f"embedded infer 16 MiB, {{}}, {loop}"
-    target = Target(3.0 * TRITON_IN_PROCESS_16_MIB_PER_S, note="3× Triton")
+    target = Target(3.0 * TRITON_IN_PROCESS_16_MIB_PER_S, note="3x Triton")
     return (
         Row(f"infer-16m-1-{loop}", title.format("1 outstanding"), "/s", (target,), "97 /s"),
-        Row(f"infer-16m-8-{loop}", title.format("8 outstanding"), "/s", (target,), "93–103 /s"),
+        Row(f"infer-16m-8-{loop}", title.format("8 outstanding"), "/s", (target,), "93-103 /s"),
     )
 
 
@@ -146,10 +161,10 @@ SECTIONS: tuple[Section, ...] = (
                 "HTTP identity 4 B, 8 clients",
                 "k/s",
                 (
-                    Target(2 * TRITON_HTTP_4_B_PER_S / 1000, note="2× Triton"),
+                    Target(2 * TRITON_HTTP_4_B_PER_S / 1000, note="2x Triton"),
                     Target(2.0, peer="mosec"),
                 ),
-                "3.2–3.8 k/s",
+                "3.2-3.8 k/s",
                 KILO,
             ),
             Row("http-4b-p99", "HTTP identity 4 B, 8 clients, p99", "ms", scale=KILO),
@@ -164,15 +179,15 @@ SECTIONS: tuple[Section, ...] = (
                 "http-1m-8",
                 "HTTP identity 1 MiB, 8 clients",
                 "/s",
-                (Target(2 * TRITON_HTTP_1_MIB_PER_S, note="2× Triton"),),
-                "299–306 /s",
+                (Target(2 * TRITON_HTTP_1_MIB_PER_S, note="2x Triton"),),
+                "299-306 /s",
             ),
             Row(
                 "http-16m-8",
                 "HTTP identity 16 MiB, 8 clients",
                 "/s",
-                (Target(2 * TRITON_HTTP_16_MIB_PER_S, note="2× Triton"),),
-                "12–12.8 /s",
+                (Target(2 * TRITON_HTTP_16_MIB_PER_S, note="2x Triton"),),
+                "12-12.8 /s",
             ),
         ),
         180.0,

@@ -9,14 +9,13 @@ all of them, in an order that moves on by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Union
 
 import msgspec
 
 OURS = "actorserve"
 WARM_UP_ROUNDS = 1
 
-Figures = Mapping[Union[str, tuple[str, str]], float]
+Figures = Mapping[str | tuple[str, str], float]
 """Figures of one turn, by row, or by row and label where a row has more than one."""
 
 

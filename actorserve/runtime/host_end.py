@@ -48,6 +48,9 @@ class Listener(Protocol):
     def on_messages(self, messages: list[ToSupervisor]) -> None:
         """Messages in the order in which the stub sent them."""
 
+    def on_hung_up(self) -> None:
+        """The stub's end of the boot socket is closed: it is dead, or has to be."""
+
     def on_broken(self, error: ActorserveError) -> None:
         """The stub broke the wire; the channel is shut and the stub has to go."""
 
@@ -263,10 +266,10 @@ class HostEnd:
         except ProtocolError as error:
             self._listener.on_broken(error)
         except (OSError, ActorserveError):
-            # The peer is gone; its exit report tells the story. Without this the loop would spin.
             if boot is not None:
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError, ActorserveError):
                     self._loop.remove_reader(boot.fileno())
+            self._listener.on_hung_up()
 
     def _on_boot_message(self, message: OnBootSocket, fds: list[int]) -> None:
         if isinstance(message, MapSegment):

@@ -31,6 +31,9 @@ from actorserve.wire.tensors import DataType
 
 WAIT_S = 20.0
 
+# libuv opens one pipe for the whole process with its first loop, and keeps it.
+uvloop.new_event_loop().close()
+
 
 class FakeSlab:
     """Memory that is counted until it is released."""

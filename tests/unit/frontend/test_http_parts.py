@@ -22,6 +22,12 @@ from actorserve.frontend.http_watch import Phase, PhaseWatch, Verdict
 from actorserve.frontend.malloc import tune_malloc
 from actorserve.frontend.v2_response import EncodedBody
 
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Nothing here opens anything, so the costly look for leaks is left out."""
+
+
 # --- paths ---------------------------------------------------------------------------------------
 
 

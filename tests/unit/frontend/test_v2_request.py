@@ -13,6 +13,12 @@ from actorserve.errors import InvalidArgument, Unsupported
 from actorserve.frontend.v2_request import Draft, parse_request, raw_request
 from actorserve.triton.inference import ModelInfo, TensorSpec
 
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Nothing here opens anything, so the costly look for leaks is left out."""
+
+
 LIMIT = 1 << 20
 
 

@@ -15,6 +15,11 @@ from actorserve.frontend.v2_values import MAX_DEPTH, body_of_json, json_of_body
 from actorserve.wire.tensors import DataType, encode_bytes
 
 
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Nothing here opens anything, so the costly look for leaks is left out."""
+
+
 def to_body(datatype: str, count: int, text: str | bytes) -> bytes:
     """Read `data` of an input I."""
     raw = msgspec.Raw(text.encode() if isinstance(text, str) else text)
@@ -153,7 +158,7 @@ def test_nan_and_infinity_are_bare_words_unless_strict() -> None:
 
 def test_bytes_that_are_not_utf_8_need_binary_data() -> None:
     """The error names the output and the way out."""
-    with pytest.raises(InvalidArgument, match="output 'O'.*not UTF-8.*binary data format"):
+    with pytest.raises(InvalidArgument, match=r"output 'O'.*not UTF-8.*binary data format"):
         to_json("BYTES", encode_bytes([b"\xff"]))
 
 

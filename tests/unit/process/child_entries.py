@@ -40,7 +40,9 @@ def describe(boot: BootSocket) -> None:
         "boot_name": boot.name,
         "comm": open("/proc/self/comm").read().strip(),
         "cwd": os.getcwd(),
-        "env": {key: os.environ.get(key) for key in ("FLAVOUR", "BIG", "PYTHONPATH", "VIRTUAL_ENV")},
+        "env": {
+            key: os.environ.get(key) for key in ("FLAVOUR", "BIG", "PYTHONPATH", "VIRTUAL_ENV")
+        },
         "executable": sys.executable,
         "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
         "fd_targets": [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)],
@@ -92,11 +94,13 @@ def hold_gil(_boot: BootSocket) -> None:
 
 def tidy_end(_boot: BootSocket) -> None:
     """Register everything that runs at the end of a Python program, and return."""
-    atexit.register(lambda: print("atexit"))
+    atexit.register(print, "atexit")
     weakref.finalize(tidy_end, print, "finalizer")
     logging.basicConfig(stream=sys.stdout)
-    threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
-    sys.stdout.write("unfinished")
+    go = threading.Event()
+    threading.Thread(target=lambda: (go.wait(), print("thread"))).start()
+    sys.stdout.write("unfinished\n")
+    go.set()
 
 
 def talk(_boot: BootSocket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import select
@@ -102,7 +103,10 @@ class Bench:
 
     def __init__(self, preload: tuple[str, ...] = ()) -> None:
         self.log: list[tuple[int, str]] = []
-        self.spawner = Spawner(preload=preload, log=lambda level, text: self.log.append((level, text)))
+        self.born: list[Watched] = []
+        self.spawner = Spawner(
+            preload=preload, log=lambda level, text: self.log.append((level, text))
+        )
 
     async def __aenter__(self) -> Bench:
         await self.spawner.start()
@@ -117,7 +121,15 @@ class Bench:
         spec = SpawnSpec(f"child_entries:{entry}", name, **rest)
         spawn = self.spawner.spawn(spec, watched.on_exit, watched.on_output)
         watched.child = await asyncio.wait_for(spawn, PATIENCE_S)
+        self.born.append(watched)
         return watched
+
+    async def settle(self) -> None:
+        """Kill what lives and wait for the exits."""
+        born, self.born = self.born, []
+        for watched in born:
+            watched.child.signal(signal.SIGKILL)
+            await watched.end()
 
     @property
     def zygote(self) -> int:
@@ -166,6 +178,7 @@ def forked(body: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         code = 99
+        faulthandler.disable()  # pytest's; a fork that dies on purpose is no news
         try:
             body()
             code = 0
@@ -196,6 +209,7 @@ def kit() -> types.SimpleNamespace:
     """The classes and functions above: tests cannot import this file."""
     return types.SimpleNamespace(
         Bench=Bench,
+        Watched=Watched,
         HERE=HERE,
         forked=forked,
         is_gone=is_gone,
@@ -238,6 +252,24 @@ def _runner(kind: str) -> Callable[[Callable[[], Awaitable[T]]], T]:
     return run_in_loop
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Callable[[Callable[[Bench], Awaitable[T]]], T]]:
+    """Run coroutine functions with one Bench and one loop for a whole file: starts are dear."""
+    loop = asyncio.new_event_loop()
+    bench = Bench()
+    loop.run_until_complete(bench.__aenter__())
+
+    def run_warm(main: Callable[[Bench], Awaitable[T]]) -> T:
+        try:
+            return loop.run_until_complete(asyncio.wait_for(main(bench), 60))
+        finally:
+            loop.run_until_complete(bench.settle())
+
+    yield run_warm
+    loop.run_until_complete(bench.__aexit__())
+    loop.close()
+
+
 def open_fds() -> set[str]:
     """What this process has open, as "number -> target"."""
     found = set()
@@ -255,11 +287,16 @@ def no_leaks() -> Iterator[None]:
     handlers = {signo: signal.getsignal(signo) for signo in (signal.SIGINT, signal.SIGTERM)}
     folders = set(Path(tempfile.gettempdir()).glob("*actorserve-path-*"))
     threads = set(threading.enumerate())
+    children = set(psutil.Process().children(recursive=True))
     before = open_fds()
     yield
     gc.collect()
     assert open_fds() - before == set()
     assert set(threading.enumerate()) - threads == set()
-    assert [child for child in psutil.Process().children(recursive=True)] == []
+    new = set(psutil.Process().children(recursive=True)) - children
+    for child in new:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    assert new == set()
     assert set(Path(tempfile.gettempdir()).glob("*actorserve-path-*")) - folders == set()
     assert {signo: signal.getsignal(signo) for signo in handlers} == handlers

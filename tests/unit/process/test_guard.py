@@ -47,7 +47,7 @@ def guarded(pipe, kit):
 
 @pytest.mark.parametrize("body", [signal.pause, lambda: ctypes.PyDLL(None).usleep(30_000_000)])
 def test_guard_kills_whatever_holds_the_interpreter(pipe, guarded, body, kit):
-    """row 41: also a process whose C code never lets Python run."""
+    """Row 41: also a process whose C code never lets Python run."""
     pid = guarded(body)
     os.close(pipe[1])
     kit.wait_gone(pid)
@@ -66,14 +66,14 @@ def test_guard_waits_for_the_last_writer(pipe, guarded, kit):
 
 
 def test_guard_that_is_too_late_kills_at_once(pipe, kit):
-    """row 42: a supervisor that died before the arming is noticed by the arming."""
+    """Row 42: a supervisor that died before the arming is noticed by the arming."""
     os.close(pipe[1])
     pid = kit.forked(lambda: (os.setsid(), guard.arm(pipe[0], whole_group=True)))
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
 def test_group_of_a_dead_leader_is_guarded(pipe, guarded, kit):
-    """rows 37, 41: what a dead stub forked dies with the supervisor too."""
+    """Rows 37, 41: what a dead stub forked dies with the supervisor too."""
     told_r, told_w = os.pipe()
     pid = guarded(lambda: os.write(told_w, str(kit.forked(signal.pause)).encode()))
     os.waitpid(pid, 0)

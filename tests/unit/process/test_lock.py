@@ -49,7 +49,7 @@ def hold(kit):
 
 
 def test_holder_is_named_until_it_dies(lock, hold, kit):
-    """row 9: the kernel frees the mutex of a killed holder although the holder's fork lives."""
+    """Row 9: the kernel frees the mutex of a killed holder although the holder's fork lives."""
     assert lock.holder() is None
     pid, fork = hold(lock)
     assert lock.holder() == pid

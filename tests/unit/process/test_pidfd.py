@@ -23,6 +23,7 @@ def python(request, monkeypatch):
 @pytest.fixture
 def start(kit):
     """Fork a group leader that sleeps; its pid, its pidfd, and the pid of a group member."""
+    members: list[int] = []
 
     def start_leader() -> tuple[int, int, int]:
         told_r, told_w = os.pipe()
@@ -36,9 +37,13 @@ def start(kit):
         member = int(os.read(told_r, 20))
         os.close(told_r)
         os.close(told_w)
+        members.append(member)
         return pid, pidfd.open_pidfd(pid), member
 
-    return start_leader
+    yield start_leader
+    for member in members:
+        if not kit.is_gone(member):
+            os.kill(member, signal.SIGKILL)
 
 
 def test_signal_reaches_the_living_only(python, start, kit):
@@ -58,9 +63,9 @@ def test_signal_reaches_the_living_only(python, start, kit):
 @pytest.mark.parametrize("kernel", ["new", "old"])
 @pytest.mark.parametrize("leader", ["alive", "zombie", "reaped"])
 def test_group_dies_whatever_became_of_its_leader(python, start, kernel, leader, kit, monkeypatch):
-    """row 37: the group is killed through the leader's pidfd, alive or not, on any kernel."""
+    """Row 37: the group is killed through the leader's pidfd, alive or not, on any kernel."""
     if kernel == "old":
-        monkeypatch.setattr(pidfd, "_TO_GROUP", 1 << 31)
+        monkeypatch.setattr(pidfd, "_TO_GROUP", 1 << 30)
     pid, fd, member = start()
     if leader != "alive":
         os.kill(pid, signal.SIGKILL)

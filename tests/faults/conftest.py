@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An embedded server to hurt; the row numbers in test names are the fault matrix's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorserve import Supervisor
+from actorserve.config import Settings
+from tests.faults.harness import Harness, write_model
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a repository with a bystander that has to serve whatever happens to the others."""
+    path = tmp_path / "repository"
+    path.mkdir()
+    write_model(path, "bystander")
+    return path
+
+
+@pytest.fixture
+def serve(repository: Path, tmp_path: Path) -> Callable[..., None]:
+    """Return `serve(test, **settings)`: run `test(server)` against an embedded server.
+
+    After the test a good request has to succeed, nothing of the arena may be in use, and the
+    server has to end in order.
+    """
+
+    def run(test: Callable[[Harness], Awaitable[None]], **settings: Any) -> None:
+        settings.setdefault("restart_backoff_s", (0.0, 0.0))
+        settings.setdefault("crash_dir", str(tmp_path / "crashes"))
+
+        async def main() -> None:
+            server = Supervisor(repository, Settings(**settings))
+            await server.start()
+            try:
+                harness = Harness(server)
+                await test(harness)
+                await harness.infer("bystander", [1.0])
+                await harness.until(lambda: server.stats().exchange.held_blocks == 0)
+                assert server.stats().exchange.arena.used_bytes == 0
+            finally:
+                await server.stop(grace_s=5)
+
+        asyncio.run(main())
+
+    return run
