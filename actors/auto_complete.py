@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from actorserve.process.spawn import SpawnSpec
-
 from actorserve.actors.node import Node
 from actorserve.errors import ActorserveError, BootError
 from actorserve.process.exit import Exit
+from actorserve.process.spawn import SpawnSpec
 from actorserve.runtime.host_end import HostEnd
 from actorserve.wire.messages import (
     Attached,

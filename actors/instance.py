@@ -26,7 +26,13 @@ from actorserve.actors.in_flight import InFlight, Lost
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, DeadlineExceeded, ProtocolError, Unavailable
+from actorserve.errors import (
+    ActorserveError,
+    DeadlineExceeded,
+    InternalError,
+    ProtocolError,
+    Unavailable,
+)
 from actorserve.process.exit import Exit
 from actorserve.process.spawn import SpawnSpec
 from actorserve.process.watch import Child
@@ -413,6 +419,13 @@ class Instance:
         child, end = self._child, self._end
         sample = child.sample() if child is not None else None
         if end is None or sample is None:
+            return
+        holder = end.lock.holder()
+        if self.is_running and holder is None and sample.state not in "XZ":
+            self.on_broken(
+                self._machine.incarnation,
+                InternalError("it lost its health lock"),
+            )
             return
         phase, since_s = self._phase, self._phase_since_s
         batch, batch_ns = end.page.batch()

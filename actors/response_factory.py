@@ -11,6 +11,7 @@ queue, no future. What the machine says is done here; nothing here decides.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -43,6 +44,7 @@ from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
 from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
 from actorserve.wire.tensors import BY_NUMBER
 
+_log = logging.getLogger("actorserve")
 _WIRE_NAMES = tuple(datatype.wire_name for datatype in BY_NUMBER)
 
 OnResponse = Callable[[InferResponse], None]
@@ -209,7 +211,11 @@ class ResponseFactory(Life):
         )
 
     def _deliver(self, response: InferResponse) -> None:
-        self._on_response(response)
+        """Hand a response on; a fault of whoever takes it changes nothing here."""
+        try:
+            self._on_response(response)
+        except Exception:
+            _log.exception("a response could not be handed on")
 
     # --- ends that no stub gives -----------------------------------------------------------------
 

@@ -16,7 +16,6 @@ import logging
 import os
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
@@ -99,7 +98,7 @@ def install(settings: Settings) -> logging.Handler:
     stream = sys.stderr
     if settings.log_file:
         try:
-            stream = Path(settings.log_file).open("a", encoding="utf-8", buffering=1)
+            stream = open(settings.log_file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"--log-file '{settings.log_file}': {error.strerror}") from None
     handler = _Quiet(stream)

@@ -51,6 +51,7 @@ from actorserve.triton.inference import (
 
 WATCH_INTERVAL_S = 1.0
 IDLE_ARENA_BYTES = 64 << 20
+IDLE_WATCHES = 10
 STUB_MODULE = "actorserve.actors.stub"
 QUICK_STOP_S = 2.0
 COPY_ON_LOOP_BYTES = 1 << 20
@@ -90,6 +91,8 @@ class Supervisor:
         self._watch_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._is_loaded = False
+        self._allocations = 0
+        self._idle_watches = 0
         self._hurried = asyncio.Event()
 
     @property
@@ -239,10 +242,20 @@ class Supervisor:
             now_s = monotonic_s()
             for model in self._models.values():
                 model.watch(now_s)
-            node.exchange.settle()
-            node.exchange.trim(IDLE_ARENA_BYTES)
+            self._give_memory_back(node)
         except Exception:
             _log.exception("the watch over the stubs failed once; it goes on")
+
+    def _give_memory_back(self, node: Node) -> None:
+        """Return idle pages to the system, once nobody has asked for any for a while."""
+        allocations = node.exchange.stats().arena.allocations
+        if allocations != self._allocations:
+            self._allocations = allocations
+            self._idle_watches = 0
+            return
+        self._idle_watches += 1
+        if self._idle_watches == IDLE_WATCHES:
+            node.exchange.trim(IDLE_ARENA_BYTES)
 
     # --- models ----------------------------------------------------------------------------------
 

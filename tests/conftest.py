@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-import psutil
 import pytest
 
 from actorserve.clock import monotonic_s
@@ -34,13 +33,27 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: s
 
 
 def _descendants() -> dict[int, str]:
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            found[process.pid] = f"{process.name()} ({process.status()})"
-        except psutil.Error:
-            continue
+    """Return what runs below this process, by pid; read from /proc, since psutil walks them all."""
+    found: dict[int, str] = {}
+    waiting = [os.getpid()]
+    while waiting:
+        for children in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            try:
+                pids = [int(pid) for pid in children.read_text().split()]
+            except OSError:
+                continue
+            for pid in pids:
+                found[pid] = _name(pid)
+                waiting.append(pid)
     return found
+
+
+def _name(pid: int) -> str:
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return "(gone)"
+    return f"{name} (state {rest.split()[0]})"
 
 
 def _dump_all_stacks() -> None:
@@ -110,7 +123,6 @@ def _leaks(before: tuple[set[int], set[str], dict[str, str], set[int]]) -> list[
 @pytest.fixture(autouse=True)
 def no_leaks(hard_timeout: None) -> Iterator[None]:
     """Fail a test that leaves a process, a /dev/shm entry, a descriptor or a thread."""
-    gc.collect()
     before = (
         set(_descendants()),
         _shm_entries(),
@@ -118,10 +130,9 @@ def no_leaks(hard_timeout: None) -> Iterator[None]:
         {each.ident or 0 for each in threading.enumerate()},
     )
     yield
-    gc.collect()
     deadline_s = monotonic_s() + SETTLE_S
     while leaks := _leaks(before):
         if monotonic_s() > deadline_s:
             pytest.fail("left behind: " + "; ".join(leaks))
-        select.select([], [], [], 0.01)
         gc.collect()
+        select.select([], [], [], 0.01)

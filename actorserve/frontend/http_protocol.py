@@ -74,6 +74,7 @@ class HttpConnection(HttpTurns):
         if self._is_broken:
             return
         self._feed_bytes = len(data)
+        serial, begins = self._serial, not self._is_in_head and self._receiving is None
         if self._is_in_head:
             self._head_fed_bytes += len(data)
         self._is_feeding = True
@@ -86,6 +87,8 @@ class HttpConnection(HttpTurns):
         self._is_feeding = False
         if self._is_in_head:
             # The parser shows a header when it is complete; of one that is not, the feeds tell.
+            if begins and self._serial == serial + 1:
+                self._head_fed_bytes = len(data)
             seen = max(self._head_fed_bytes, self._seen_head_bytes())
             if seen > self.front.settings.max_head_bytes:
                 self._refuse(431, self._head_text())

@@ -257,25 +257,24 @@ class Spawner:
             return
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._stop(self._keeper))
+            # Not in a finally of _stop: a task that is cancelled before its first step runs none.
+            self._stopping.add_done_callback(lambda _task: self._close())
         await asyncio.shield(self._stopping)
 
     async def _stop(self, keeper: ZygoteKeeper) -> None:
-        try:
-            for order in list(self._orders.values()):
-                self._fail(order, Unavailable(f"{order.name}: the Spawner was stopped"))
-            for child, _ in self._children.values():
-                child.signal(signal.SIGKILL)
-                child.kill_group()
-            if self._children:
-                self._childless.clear()
-                await _within(self._childless, _STOP_KILL_S)
-            keeper.end()
-            await _within(keeper.gone, _STOP_ZYGOTE_S)
-            for child, _ in list(self._children.values()):  # not even SIGKILL ended it
-                self._log(2, f"{child.name} (process {child.pid}) could not be killed")
-                self._finish(child, None)
-        finally:
-            self._close()
+        for order in list(self._orders.values()):
+            self._fail(order, Unavailable(f"{order.name}: the Spawner was stopped"))
+        for child, _ in self._children.values():
+            child.signal(signal.SIGKILL)
+            child.kill_group()
+        if self._children:
+            self._childless.clear()
+            await _within(self._childless, _STOP_KILL_S)
+        keeper.end()
+        await _within(keeper.gone, _STOP_ZYGOTE_S)
+        for child, _ in list(self._children.values()):
+            self._log(2, f"{child.name} (process {child.pid}) does not die")
+            self._finish(child, None)
 
     def _close(self) -> None:
         """End everything at once, also without a loop. Idempotent."""

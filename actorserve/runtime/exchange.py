@@ -190,15 +190,21 @@ class Exchange:
 
     # --- sending and receiving -------------------------------------------------------------------
 
-    def lend(self, peer: Peer, tensors: Iterable[WireTensor]) -> None:
-        """Count every handle in a message that is about to be sent to `peer`."""
-        for tensor in tensors:
-            handle = tensor.data
-            if isinstance(handle, Handle):
-                self._ledger.lend(peer.arena, (handle.arena, handle.block))
-                if handle.arena != peer.arena and not peer.knows(handle.arena, handle.segment):
-                    segment = self._segments[handle.arena, handle.segment]
-                    peer.announce(handle.arena, handle.segment, segment)
+    def announce(self, peer: Peer, handles: Iterable[Handle]) -> None:
+        """Let `peer` map what these handles name, before the message with them is sent."""
+        for handle in handles:
+            if handle.arena != peer.arena and not peer.knows(handle.arena, handle.segment):
+                segment = self._segments[handle.arena, handle.segment]
+                peer.announce(handle.arena, handle.segment, segment)
+
+    def lend(self, peer: Peer, handles: Iterable[Handle]) -> None:
+        """Count every handle in a message that has just been sent to `peer`.
+
+        Afterwards, so that a message that could not be sent counts nothing; no release can have
+        been read before, because both happen on the loop's thread.
+        """
+        for handle in handles:
+            self._ledger.lend(peer.arena, (handle.arena, handle.block))
 
     def returned(self, peer: Peer, keys: Iterable[Key]) -> None:
         """Apply what a peer put on its release ring. An unknown loan is a ProtocolError."""

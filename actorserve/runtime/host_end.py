@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve import __version__
-from actorserve.errors import ActorserveError, ProtocolError, ResourceExhausted
-from actorserve.process.boot import BootSocket
+from actorserve.errors import ActorserveError, InternalError, ProtocolError, ResourceExhausted
+from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
 from actorserve.runtime.channel import BELLS, ChannelStats, Parts
 from actorserve.runtime.exchange import Exchange, Key
@@ -28,6 +29,7 @@ from actorserve.wire.codec import decode_to_supervisor, encode
 from actorserve.wire.messages import (
     PROTOCOL,
     Attached,
+    Handle,
     Hello,
     MapSegment,
     Message,
@@ -37,6 +39,7 @@ from actorserve.wire.messages import (
 )
 
 BACKLOG_MESSAGES = 4096
+_log = logging.getLogger("actorserve")
 
 
 class Listener(Protocol):
@@ -159,9 +162,12 @@ class HostEnd:
 
     def send_encoded(self, data: bytes, tensors: Sequence[WireTensor] = ()) -> None:
         """Send an encoded message on the work lane; see `send`."""
-        if tensors:
-            self._exchange.lend(self, tensors)
+        handles = [tensor.data for tensor in tensors if isinstance(tensor.data, Handle)]
+        if handles:
+            self._exchange.announce(self, handles)
         self._push(self._work, data)
+        if handles:
+            self._exchange.lend(self, handles)
 
     def send_control(self, message: Message) -> None:
         """Send on the control lane."""
@@ -196,9 +202,13 @@ class HostEnd:
 
     def announce(self, arena: int, index: int, segment: Segment) -> None:
         """Send the descriptor of a segment that the stub does not know yet."""
-        if self._boot is not None:
+        if self._boot is None:
+            return
+        try:
             self._boot.send(MapSegment(arena, index, segment.nbytes), [segment.fd])
-            self._known.add((arena, index))
+        except PeerGone:
+            return  # Its exit is on the way; what it never began goes to the next stub.
+        self._known.add((arena, index))
 
     def knows(self, arena: int, index: int) -> bool:
         """Whether the stub can map that segment."""
@@ -235,6 +245,10 @@ class HostEnd:
             self._exchange.settle()
         except ProtocolError as error:
             self._listener.on_broken(error)
+        except Exception as error:
+            # A fault of ours in one message must not leave the channel unread for ever.
+            _log.exception("reading from a stub failed")
+            self._listener.on_broken(InternalError(f"its message could not be processed: {error}"))
         finally:
             self._pumping = False
 

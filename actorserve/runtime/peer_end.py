@@ -45,6 +45,9 @@ from actorserve.wire.messages import (
 HELLO_TIMEOUT_S = 10.0
 SEGMENT_TIMEOUT_S = 10.0
 BEAT_S = 0.25
+TRIM_AFTER_S = 10.0
+KEPT_BYTES = 32 << 20
+"""A stub without work for TRIM_AFTER_S gives the pages of its arena back, beyond KEPT_BYTES."""
 
 
 class PeerEnd:
@@ -115,7 +118,9 @@ class PeerEnd:
                 self._received += len(frames)
                 self._pending.extend([decode_to_stub(data) for _, data in frames])
             elif self._work.park():
-                self._sleep(self._main_bell, None)
+                if not self._sleep(self._main_bell, TRIM_AFTER_S):
+                    self._arena.trim(KEPT_BYTES)
+                    self._sleep(self._main_bell, None)
                 self._work.unpark()
         return self._pending.popleft()
 
@@ -131,13 +136,15 @@ class PeerEnd:
                 self._sleep(self._control_bell, BEAT_S)
                 self._control.unpark()
 
-    def _sleep(self, bell: Doorbell, timeout_s: float | None) -> None:
-        """Sleep until the bell rings. Raises PeerGone on the supervisor's death."""
+    def _sleep(self, bell: Doorbell, timeout_s: float | None) -> bool:
+        """Sleep until the bell rings; False after `timeout_s`. Raises PeerGone."""
         ready = wait_for(self._awaited(bell), [self._boot.fileno()], timeout_s)
         if bell.fileno() in ready:
             bell.clear()
-        elif ready:
+            return True
+        if ready:
             raise PeerGone("the supervisor is gone")
+        return False
 
     def _awaited(self, bell: Doorbell) -> list[int]:
         """What is readable when there is news: the bell, or the supervisor's pidfd at its end."""

@@ -42,7 +42,7 @@ class InferTensor(msgspec.Struct):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: Union[bytes, bytearray, memoryview, Slab]
+    data: bytes | bytearray | memoryview | Slab
 
 
 class InferRequest(msgspec.Struct):
@@ -58,7 +58,7 @@ class InferRequest(msgspec.Struct):
     id: str = ""
     outputs: list[str] = []
     parameters: dict[str, Parameter] = {}
-    correlation_id: Union[int, str] = 0
+    correlation_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
     priority: int = 0
@@ -73,7 +73,7 @@ class InferResponse(msgspec.Struct):
     id: str
     outputs: list[InferTensor]
     parameters: dict[str, Parameter] = {}
-    error: Union[ActorserveError, None] = None
+    error: ActorserveError | None = None
     final: bool = True
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 from actorserve.process.boot import BootSocket, PeerGone
 
@@ -38,14 +39,14 @@ def describe(boot: BootSocket) -> None:
     facts = {
         "argv": sys.argv,
         "boot_name": boot.name,
-        "comm": open("/proc/self/comm").read().strip(),
-        "cwd": os.getcwd(),
+        "comm": Path("/proc/self/comm").read_text().strip(),
+        "cwd": str(Path.cwd()),
         "env": {
             key: os.environ.get(key) for key in ("FLAVOUR", "BIG", "PYTHONPATH", "VIRTUAL_ENV")
         },
         "executable": sys.executable,
-        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
-        "fd_targets": [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)],
+        "fds": sorted(int(path.name) for path in Path("/proc/self/fd").iterdir()),
+        "fd_targets": [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in (0, 1, 2)],
         "leads_group": os.getpgrp() == os.getpid() == os.getsid(0),
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "numpy_random": float(numpy.random.random()),

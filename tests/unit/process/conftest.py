@@ -273,17 +273,15 @@ def warm() -> Iterator[Callable[[Callable[[Bench], Awaitable[T]]], T]]:
 def open_fds() -> set[str]:
     """What this process has open, as "number -> target"."""
     found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.add(f"{name} -> {os.readlink(f'/proc/self/fd/{name}')}")
-        except OSError:
-            pass
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(f"{path.name} -> {path.readlink()}")
     return found
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """No test of this room leaves a descriptor, a thread, a process, a signal handler or a folder."""
+    """No test here leaves a descriptor, a thread, a process, a handler or a folder behind."""
     handlers = {signo: signal.getsignal(signo) for signo in (signal.SIGINT, signal.SIGTERM)}
     folders = set(Path(tempfile.gettempdir()).glob("*actorserve-path-*"))
     threads = set(threading.enumerate())

@@ -77,7 +77,7 @@ def test_child_is_what_was_ordered(kit, warm, tmp_path, monkeypatch):
         assert facts["env"]["FLAVOUR"] == "own"
         assert facts["env"]["BIG"] == "set after the zygote started"
         assert facts["path"][:2] == [kit.HERE, "/nowhere/at/all"]
-        assert next(entry for entry in sys.path if os.path.isabs(entry)) in facts["path"]
+        assert next(entry for entry in sys.path if entry.startswith(os.sep)) in facts["path"]
         assert facts["leads_group"]
         assert facts["mask"] == []
         assert not facts["sigint_ignored"]
