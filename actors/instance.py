@@ -61,6 +61,8 @@ RETRY_AFTER_S = 1.0
 PREFETCH_TARGET_NS = 500_000
 PREFETCH_OVERHEAD_NS = 20_000
 
+RUNNING = life.State.RUNNING
+
 _log = logging.getLogger("actorserve")
 _PHASES = {
     "importing": (life.Phase.IMPORTING, "importing model.py"),
@@ -75,8 +77,8 @@ class Owner(Protocol):
     def instance_changed(self, instance: Instance) -> None:
         """Hear that the instance's state or room changed."""
 
-    def batch_done(self, instance: Instance, executed: Executed) -> None:
-        """Hear that a batch has ended and the instance has room again."""
+    def has_room(self) -> None:
+        """Hear that an instance has ended a batch or more and has room again."""
 
     def requeue(self, factories: list[ResponseFactory], *, is_alone: bool = False) -> None:
         """Take requests back to the front of the queue; `is_alone` keeps them out of batches."""
@@ -123,6 +125,7 @@ class Instance:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._in_flight: InFlight | None = None
         self._execute_ns = 0.0
+        self._most_batches = 1
         self._executed_before = 0
         self._phase = life.Phase.SPAWNING
         self._phase_since_s = 0.0
@@ -138,7 +141,7 @@ class Instance:
     @property
     def is_running(self) -> bool:
         """Whether it can take batches."""
-        return self._machine.state is life.State.RUNNING
+        return self._machine.state is RUNNING
 
     @property
     def outstanding(self) -> int:
@@ -153,10 +156,10 @@ class Instance:
         take about PREFETCH_TARGET_NS by the moving average. Work that was sent ahead and never
         begun is not lost when the stub dies (see InFlight.lose).
         """
-        if self._child is None or self._in_flight is None or not self.is_running:
+        in_flight = self._in_flight
+        if in_flight is None or self._child is None or self._machine.state is not RUNNING:
             return 0
-        ahead = int(PREFETCH_TARGET_NS / (self._execute_ns + PREFETCH_OVERHEAD_NS))
-        return 1 + min(ahead, self._plan.prefetch_most) - len(self._in_flight)
+        return self._most_batches - len(in_flight)
 
     @property
     def start_due_s(self) -> float | None:
@@ -172,7 +175,8 @@ class Instance:
             self._child.pid if self._child is not None else 0,
             self._machine.stats().restarts,
             self.outstanding,
-            self._executed_before + (self._in_flight.executed if self._in_flight else 0),
+            self._executed_before
+            + (self._in_flight.executed if self._in_flight is not None else 0),
         )
 
     # --- orders ----------------------------------------------------------------------------------
@@ -321,14 +325,18 @@ class Instance:
 
     def on_messages(self, incarnation: int, messages: list[ToSupervisor]) -> None:
         """Take what the stub sent, in order."""
+        has_room = False
         for message in messages:
             if isinstance(message, Executed):
                 self._on_executed(message)
+                has_room = True
             elif isinstance(message, Responded):
                 for response in message.responses:
                     self._on_response(response)
             else:
                 self._on_report(incarnation, message)
+        if has_room:
+            self._owner.has_room()
 
     def _on_report(self, incarnation: int, message: ToSupervisor) -> None:
         now_s = monotonic_s()
@@ -395,7 +403,7 @@ class Instance:
         self._end = self._in_flight = None
         self._executed_before += in_flight.executed
         lost = in_flight.lose(
-            Unavailable(f"stub '{self.name}' was {reason} while it had the request", RETRY_AFTER_S)
+            Unavailable(f"stub '{self.name}' died while it had the request: {reason}", RETRY_AFTER_S)
         )
         end.close()
         return lost
@@ -410,7 +418,8 @@ class Instance:
             raise ProtocolError(f"'{self.name}' answered a batch before it was ready")
         self._in_flight.finish(executed)
         self._execute_ns += (executed.execute_ns - self._execute_ns) * 0.125
-        self._owner.batch_done(self, executed)
+        ahead = int(PREFETCH_TARGET_NS / (self._execute_ns + PREFETCH_OVERHEAD_NS))
+        self._most_batches = 1 + min(ahead, self._plan.prefetch_most)
 
     # --- hang watch ------------------------------------------------------------------------------
 

@@ -79,9 +79,9 @@ class ModelVersion:
 
     async def load(self) -> None:
         """Start every instance; returns when all are ready. Raises BootError with the reason."""
-        self._settled = self._node.loop.create_future()
         for instance in self._instances:
             instance.start()
+        self._settled = self._node.loop.create_future()
         try:
             await self._settled
         except asyncio.CancelledError:
@@ -93,6 +93,8 @@ class ModelVersion:
             await self.unload(is_quick=True)
             self.reason = reason
             raise BootError(reason)
+        if self.state is not VersionState.LOADING:
+            raise Unavailable("it was unloaded before it had loaded")
         self.state = VersionState.READY
 
     def _on_change(self) -> None:
@@ -101,7 +103,8 @@ class ModelVersion:
         if settled is None or settled.done():
             return
         states = [instance.state for instance in self._instances]
-        if State.FATAL in states or all(state is State.RUNNING for state in states):
+        is_over = any(state in (State.FATAL, State.STOPPED) for state in states)
+        if is_over or all(state is State.RUNNING for state in states):
             settled.set_result(None)
 
     async def unload(self, *, is_quick: bool = False, reason: str = "unloaded") -> None:

@@ -24,7 +24,6 @@ from actorserve.errors import Unavailable
 from actorserve.state.backlog import EXPIRED_MESSAGE
 from actorserve.state.batching import Batch, BatchPolicy, BatchQueue, WaitUntil
 from actorserve.state.lifecycle import State
-from actorserve.wire.messages import Executed
 
 WAIT_FOR_RESTART_S = 1.0
 """A request waits for a stub that is due within this time; else it is refused at once."""
@@ -155,7 +154,7 @@ class Scheduler:
         elif self._pending and all(each.state is State.FATAL for each in self._instances):
             self.fail_all(Unavailable(f"{self._name} has no stub any more: {instance.reason}"))
 
-    def batch_done(self, instance: Instance, executed: Executed) -> None:
+    def has_room(self) -> None:
         """Hear that an instance has room again."""
         if self._queue.count:
             self._run()

@@ -386,9 +386,14 @@ class Supervisor:
             timeout_us=int(timeout_s * 1e6) if timeout_s is not None else 0,
         )
         response = await self._answer(request, timeout_s)
-        if response.error is not None:
+        if response.error is None:
+            return {tensor.name: array_of(tensor) for tensor in response.outputs}
+        try:
             raise response.error
-        return {tensor.name: array_of(tensor) for tensor in response.outputs}
+        finally:
+            # Else error, traceback, this frame and the response keep each other alive, and with
+            # them whatever views the callers' frames hold.
+            del response
 
     async def _tensor(self, name: str, value: npt.ArrayLike) -> InferTensor:
         """Make a tensor of an array; a large one is copied into shared memory, off the loop."""

@@ -10,35 +10,37 @@ Exit codes: 0 done, 1 failed (a model did not load, the server is not ready), 2 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from actorserve import __version__
-from actorserve.config import OPTIONS, Option, Settings, settings_from
+from actorserve.config import OPTIONS, Option, settings_from
 from actorserve.errors import ActorserveError, ConfigError, NotFound
 
 FAILED = 1
 USAGE = 2
 
-IGNORED_FLAGS = tuple(  # noqa: SIM905 (a list of names reads better as text)
+IGNORED_FLAGS = tuple(
     """
     allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics
     allow-sagemaker allow-vertex-ai backend-directory buffer-manager-thread-count cache-config
     cache-directory cuda-memory-pool-byte-size cuda-virtual-address-size enable-peer-access
-    grpc-address grpc-header-forward-pattern grpc-http2-max-pings-without-data grpc-http2-min-
-    recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-infer-allocation-pool-size
-    grpc-infer-response-compression-level grpc-infer-thread-count grpc-keepalive-permit-without-
-    calls grpc-keepalive-time grpc-keepalive-timeout grpc-max-connection-age grpc-max-
-    connection-age-grace grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-
-    root-cert grpc-server-cert grpc-server-key grpc-use-ssl grpc-use-ssl-mutual host-policy
-    http-header-forward-pattern http-restricted-api http-thread-count metrics-address metrics-
-    config metrics-interval-ms metrics-port min-supported-compute-capability model-config-name
-    model-load-gpu-limit model-load-retry-count model-namespacing pinned-memory-pool-byte-size
-    rate-limit rate-limit-resource repoagent-directory repository-poll-secs response-cache-byte-
-    size reuse-grpc-port reuse-http-port trace-config trace-count trace-file trace-level trace-
-    log-frequency trace-rate
-    """.split()
+    grpc-address grpc-header-forward-pattern grpc-http2-max-ping-strikes
+    grpc-http2-max-pings-without-data grpc-http2-min-recv-ping-interval-without-data
+    grpc-infer-allocation-pool-size grpc-infer-response-compression-level
+    grpc-infer-thread-count grpc-keepalive-permit-without-calls grpc-keepalive-time
+    grpc-keepalive-timeout grpc-max-connection-age grpc-max-connection-age-grace
+    grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-root-cert
+    grpc-server-cert grpc-server-key grpc-use-ssl grpc-use-ssl-mutual host-policy
+    http-header-forward-pattern http-restricted-api http-thread-count metrics-address
+    metrics-config metrics-interval-ms metrics-port min-supported-compute-capability
+    model-config-name model-load-gpu-limit model-load-retry-count model-namespacing
+    pinned-memory-pool-byte-size rate-limit rate-limit-resource repoagent-directory
+    repository-poll-secs response-cache-byte-size reuse-grpc-port reuse-http-port trace-config
+    trace-count trace-file trace-level trace-log-frequency trace-rate
+    """.split()  # noqa: SIM905 (a list of names reads better as text)
 )
 """The real server's flags that have no meaning here (yet): accepted, with one warning each."""
 
@@ -54,7 +56,9 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = _make_parser()
-    chosen = parser.parse_args(arguments)
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen.parser.error(f"unknown argument: {unknown[0]}")
     if chosen.command is None:
         parser.print_help()
         return USAGE
@@ -73,6 +77,7 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="actorserve",
         description="Serve Triton Python models, each instance in a process of its own.",
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"actorserve {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     start = commands.add_parser(
@@ -82,11 +87,10 @@ def _make_parser() -> argparse.ArgumentParser:
         "Every option may also be set by a variable: --http-port is ACTORSERVE_HTTP_PORT.",
         allow_abbrev=False,
     )
-    start.set_defaults(run=_start)
+    start.set_defaults(run=_start, parser=start)
     start.add_argument("repository", nargs="*", metavar="REPOSITORY", help="a model repository")
-    defaults = Settings()
     for option in OPTIONS:
-        _add_option(start, option, defaults)
+        _add_option(start, option)
     for flag in IGNORED_FLAGS:
         start.add_argument(
             f"--{flag}", dest="ignored", action=_Ignored, nargs="?", help=argparse.SUPPRESS
@@ -96,10 +100,10 @@ def _make_parser() -> argparse.ArgumentParser:
         help="ask a running server whether it is ready",
         description="Ask a running server over HTTP; for container and service managers.",
     )
-    health.set_defaults(run=_health)
+    health.set_defaults(run=_health, parser=health)
     health.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
     health.add_argument("--live", action="store_true", help="ask only whether it is live")
-    health.add_argument("--timeout-s", type=float, default=5.0, help="default: %(default)s")
+    health.add_argument("--timeout-s", type=_timeout, default=5.0, help="default: %(default)s")
     return parser
 
 
@@ -120,9 +124,19 @@ class _Ignored(argparse.Action):
         namespace.ignored = noted
 
 
-def _add_option(parser: argparse.ArgumentParser, option: Option, defaults: Settings) -> None:
-    value = getattr(defaults, option.field)
-    shown = f" (default: {_shown(value)})" if value not in ("", ()) else ""
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
+    return seconds
+
+
+def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    default = option.default_text
+    shown = f" (default: {default})" if default else ""
     arguments: dict[str, Any] = {
         "dest": option.field,
         "metavar": option.metavar,
@@ -133,14 +147,6 @@ def _add_option(parser: argparse.ArgumentParser, option: Option, defaults: Setti
     if option.metavar == "BOOL":
         arguments.update(nargs="?", const="true", metavar="true|false")
     parser.add_argument(option.flag, *option.aliases, **arguments)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ":".join(f"{part:g}" for part in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _start(chosen: argparse.Namespace) -> int:

@@ -50,7 +50,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One option: its flag, the field it sets, how its text is read and what it is for."""
+    """One option: its flag, the field it sets, how its text is read and what it is for.
+
+    `separator` stands between the values that a repeatable option's variable holds (None: space).
+    """
 
     flag: str
     field: str
@@ -59,6 +62,23 @@ class Option(msgspec.Struct, frozen=True):
     help: str
     aliases: tuple[str, ...] = ()
     repeatable: bool = False
+    separator: str | None = ","
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it, too."""
+        return ENVIRONMENT_PREFIX + self.flag[2:].upper().replace("-", "_")
+
+    @property
+    def default_text(self) -> str:
+        """The default as one would write it, "" for none."""
+        value = getattr(Settings(), self.field)
+        if isinstance(value, bool):
+            # A flag may say the opposite of the field that it sets.
+            return "true" if self.parse("true") == value else "false"
+        if isinstance(value, tuple):
+            return ":".join(f"{part:g}" for part in value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def parse_bool(text: str) -> bool:
@@ -77,16 +97,22 @@ def _not(text: str) -> bool:
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
         if not low <= value <= high:
-            raise ValueError(f"expected a number from {low} to {high}, got {value}")
+            raise ValueError(f"expected a whole number from {low} to {high}, got {text!r}")
         return value
 
     return parse
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
         raise ValueError(f"expected seconds, 0 or more, got {text!r}")
     return value
@@ -143,8 +169,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
            "ready only while every model that should serve is; else as soon as the server is"),
     Option("--backend-config", "backend_config", str, "python,KEY=VALUE",
-           "shm-default-byte-size, shm-growth-byte-size, stub-timeout-seconds, "
-           "default-max-batch-size", (), True),
+           "sizes of the shared memory that tensors travel in: shm-default-byte-size, "
+           "shm-growth-byte-size", (), True, None),
     Option("--restart-backoff-s", "restart_backoff_s", parse_backoff, "FIRST:MAX",
            "wait before the first restart of a dead stub, and at most"),
     Option("--log-verbose", "log_verbose", _integer(0, 100), "LEVEL", "verbose logging"),
@@ -166,19 +192,19 @@ class PythonBackendConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     shm_default_bytes: int = 4 * MIB
     shm_growth_bytes: int = 0
-    stub_timeout_s: float = 30.0
-    default_max_batch_size: int = 4
 
 
 _BACKEND_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "shm-default-byte-size": ("shm_default_bytes", _integer(1 * MIB, 1 << 40)),
     "shm-growth-byte-size": ("shm_growth_bytes", _integer(1, 1 << 40)),
-    "stub-timeout-seconds": ("stub_timeout_s", _seconds),
-    "default-max-batch-size": ("default_max_batch_size", _integer(0, 1 << 20)),
 }
-_BACKEND_IGNORED = frozenset(
-    {"shm-region-prefix-name", "shm_message_queue_size", "thread-pool-size"}
-)
+_BACKEND_IGNORED = {
+    "shm-region-prefix-name": "shared memory has no names here",
+    "shm_message_queue_size": "queues are measured in bytes here",
+    "thread-pool-size": "no threads wait here",
+    "stub-timeout-seconds": "models have the parameters SPAWN_TIMEOUT_S and FINALIZE_TIMEOUT_S",
+    "default-max-batch-size": "a Python model says its own in auto_complete_config",
+}
 
 
 def parse_backend_config(entries: Sequence[str]) -> tuple[PythonBackendConfig, list[str]]:
@@ -194,7 +220,9 @@ def parse_backend_config(entries: Sequence[str]) -> tuple[PythonBackendConfig, l
         if not equals:
             raise ConfigError(f"--backend-config={entry}: expected python,KEY=VALUE")
         if comma and backend != "python":
-            warnings.append(f"--backend-config={entry}: there is no backend '{backend}' here")
+            warnings.append(
+                f"--backend-config={entry} is ignored: there is no backend '{backend}' here"
+            )
         elif key in _BACKEND_KEYS:
             field, parse = _BACKEND_KEYS[key]
             try:
@@ -202,7 +230,7 @@ def parse_backend_config(entries: Sequence[str]) -> tuple[PythonBackendConfig, l
             except ValueError as error:
                 raise ConfigError(f"--backend-config={entry}: {error}") from None
         elif key in _BACKEND_IGNORED:
-            warnings.append(f"--backend-config={entry}: has no meaning here and is ignored")
+            warnings.append(f"--backend-config={entry} is ignored: {_BACKEND_IGNORED[key]}")
         else:
             raise ConfigError(
                 f"--backend-config={entry}: unknown key '{key}', expected one of "
@@ -216,19 +244,20 @@ def settings_from(
 ) -> Settings:
     """Build the settings from flag texts by field, then the environment, then the defaults.
 
-    Raises ConfigError that names the flag or variable and what was expected.
+    An empty variable counts as none. Raises ConfigError that names the flag or variable and what
+    was expected.
     """
     if environment is None:
         environment = os.environ
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        variable = ENVIRONMENT_PREFIX + option.flag[2:].upper().replace("-", "_")
         given: str | Sequence[str] | None = flags.get(option.field)
         where = option.flag
-        if given is None and variable in environment:
-            given, where = environment[variable], variable
+        if given is None and environment.get(option.variable):
+            where = option.variable
+            given = environment[where]
             if option.repeatable:
-                given = [part for part in given.split(",") if part]
+                given = [part for part in given.split(option.separator) if part]
         if given is None:
             continue
         texts = [given] if isinstance(given, str) else list(given)
@@ -237,7 +266,17 @@ def settings_from(
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         values[option.field] = tuple(parsed) if option.repeatable else parsed[-1]
-    return Settings(**values)
+    settings = Settings(**values)
+    _check_load_model(settings)
+    return settings
+
+
+def _check_load_model(settings: Settings) -> None:
+    """Refuse names of models that would be ignored."""
+    if settings.load_model and settings.model_control_mode != "explicit":
+        raise ConfigError("--load-model needs --model-control-mode=explicit: else all models load")
+    if "*" in settings.load_model and len(set(settings.load_model)) > 1:
+        raise ConfigError("--load-model=* loads all models: leave out the other --load-model")
 
 
 def default_crash_dir(environment: Mapping[str, str] | None = None) -> Path:

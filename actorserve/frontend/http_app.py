@@ -33,7 +33,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-SERVER_NAME = "actorserve"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy")
 """What really works, by the protocol's names for it."""
 
@@ -96,7 +95,7 @@ class HttpApp:
             allow = (b"allow", ", ".join(allowed).encode())
             return Reply(405, encode_error("Method Not Allowed"), _JSON, [allow])
         if plain is not None:
-            return plain(self._door)
+            return plain(self._front)
         assert model is not None
         return _MODEL[model.action](self._door, model)
 
@@ -104,20 +103,21 @@ class HttpApp:
 # --- the server ----------------------------------------------------------------------------------
 
 
-def _metadata(door: Door) -> Reply:
-    document = {"name": SERVER_NAME, "version": __version__, "extensions": EXTENSIONS}
+def _metadata(front: HttpFront) -> Reply:
+    name = front.settings.server_name
+    document = {"name": name, "version": __version__, "extensions": EXTENSIONS}
     return Reply(200, _encode(document), _JSON)
 
 
-def _live(door: Door) -> Reply:
-    return Reply(200 if door.is_live() else 503)
+def _live(front: HttpFront) -> Reply:
+    return Reply(200 if front.door.is_live() else 503)
 
 
-def _ready(door: Door) -> Reply:
-    return Reply(200 if door.is_ready() else 503)
+def _ready(front: HttpFront) -> Reply:
+    return Reply(200 if front.door.is_ready() else 503)
 
 
-_PLAIN: dict[bytes, Callable[[Door], Reply]] = {
+_PLAIN: dict[bytes, Callable[[HttpFront], Reply]] = {
     b"/v2": _metadata,
     b"/v2/": _metadata,
     b"/v2/health/live": _live,

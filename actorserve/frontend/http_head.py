@@ -18,6 +18,7 @@ _WANTED = frozenset(
         b"content-length",
         b"transfer-encoding",
         b"connection",
+        b"upgrade",
         b"expect",
         b"inference-header-content-length",
         b"content-encoding",

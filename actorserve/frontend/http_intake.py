@@ -137,8 +137,10 @@ class Intake(Exchange):
     def refuse(self, status: int, message: str) -> None:
         """Reply that the rest of this request cannot be read; the connection ends with it."""
         self.keep_alive = False
+        if not self._steps:
+            self.release()
         self.reply_status(status, message)
-        self.abandon()
+        self.abandon()  # a step that still runs ends and gives back what it has
 
     def on_failure(self, error: ActorserveError) -> None:
         """A step failed."""

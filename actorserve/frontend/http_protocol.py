@@ -33,6 +33,7 @@ from actorserve.frontend.http_head import (
 )
 from actorserve.frontend.http_infer import InferExchange
 from actorserve.frontend.http_intake import too_large
+from actorserve.frontend.http_parser import body_parser, new_parser
 from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.http_turns import HttpTurns, abandon
 from actorserve.frontend.http_watch import Phase, PhaseWatch
@@ -64,6 +65,7 @@ class HttpConnection(HttpTurns):
         self._feed_bytes = 0
         self._head_fed_bytes = 0
         self._body_bytes = 0
+        self._put_off_length = 0
         self._is_feeding = False
         self._watch = PhaseWatch()
 
@@ -102,9 +104,11 @@ class HttpConnection(HttpTurns):
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # No other protocol is spoken here: the request has been served as it was, and
-                # what follows it is read as HTTP.
+                # No other protocol is spoken here: what follows is read as HTTP.
                 rest = memoryview(rest)[upgrade.args[0] :]
+                if self._put_off_length:
+                    self.parser = body_parser(self, self._put_off_length)
+                    self._put_off_length = 0
 
     # --- the parser: heads ---
 
@@ -135,6 +139,8 @@ class HttpConnection(HttpTurns):
         length = content_length_of(fields)
         if length > settings.max_input_bytes:
             raise _Refused(413, too_large(settings.max_input_bytes).message)
+        if b"upgrade" in fields and self.parser.should_upgrade():
+            self._put_off_length = length
         if self.parser.get_method() == b"POST":
             route = self.front.infer_route(self.url)
             if route is not None:
@@ -200,7 +206,9 @@ class HttpConnection(HttpTurns):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request has been received."""
+        """The request is complete, unless an offer to upgrade made the parser skip its body."""
+        if self._put_off_length:
+            return
         receiving, self._receiving = self._receiving, None
         if isinstance(receiving, InferExchange):
             try:
@@ -232,9 +240,7 @@ class HttpConnection(HttpTurns):
     def on_direct_end(self) -> None:
         """The body is complete: parse what follows. The old parser still waits for the body."""
         self._leave_sink()
-        self.parser = httptools.HttpRequestParser(self)
-        if hasattr(self.parser, "set_dangerous_leniencies"):  # since httptools 0.6.3
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser = new_parser(self)
         self.on_message_complete()
 
     # --- what cannot be read ---

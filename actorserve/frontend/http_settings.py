@@ -7,7 +7,7 @@ import msgspec
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the HTTP front end. Sizes are in bytes, times in seconds.
+    """Limits of the HTTP front end, and the server's name. Sizes are in bytes, times in seconds.
 
     `max_input_bytes` bounds a request's body (decoded, where it is compressed) and each tensor
     that its JSON describes. A peer that needs longer than `head_timeout_s` for a head is answered
@@ -28,6 +28,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 2.0
     strict_json: bool = False
     codec_threads: int = 2
+    server_name: str = "actorserve"
 
     @property
     def sweep_interval_s(self) -> float:

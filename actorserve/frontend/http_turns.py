@@ -196,8 +196,12 @@ class HttpTurns(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(
             self.front.settings.linger_s, self.transport.abort
         )
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # asyncio's, where the peer has reset the connection already
+            self.transport.abort()
+            return
         self.flow.resume_reading()
 
     def _leave_sink(self) -> None:

@@ -11,17 +11,19 @@ from actorserve.errors import ConfigError
 
 
 def probe(url: str, *, is_live_enough: bool, timeout_s: float) -> int:
-    """Print one line; return 0 if the server at `url` is ready (or live), else 1."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"--url {url!r}: expected something like http://127.0.0.1:8000")
+    """Print one line; return 0 if the server at `url` is ready (or live), else 1.
+
+    Raises ConfigError for a URL that names no server.
+    """
+    host, port = _where(url)
     what = "live" if is_live_enough else "ready"
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v2/health/{what}")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        print(f"not {what}: {error or type(error).__name__}", file=sys.stderr)
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        print(f"not {what}: {host}:{port}: {reason}", file=sys.stderr)
         return 1
     finally:
         connection.close()
@@ -30,3 +32,15 @@ def probe(url: str, *, is_live_enough: bool, timeout_s: float) -> int:
         return 0
     print(f"not {what}: HTTP status {status}", file=sys.stderr)
     return 1
+
+
+def _where(url: str) -> tuple[str, int]:
+    """Return host and port of a URL, port 80 if it names none. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "http":
+        raise ConfigError(f"--url {url!r}: expected something like http://127.0.0.1:8000")
+    return host, port

@@ -27,7 +27,7 @@ from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.frontend.malloc import tune_malloc
 from actorserve.frontend.notify import Notifier
-from actorserve.frontend.table import model_table
+from actorserve.frontend.table import model_table, serving_note
 
 LISTEN_BACKLOG = 2048
 _log = logging.getLogger("actorserve")
@@ -38,10 +38,24 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     server_log.install(settings)
     for flag in ignored_flags:
         _log.warning("%s has no meaning here and is ignored", flag)
+    _remove_old_ready_file(settings.ready_file)
     tune_malloc()
     listener = _listen(settings)
     with listener:
         return _run_loop(_Serving(settings, listener).run())
+
+
+def _remove_old_ready_file(name: str) -> None:
+    """Remove what an earlier server wrote. Raises ConfigError where no new one could be written."""
+    if not name:
+        return
+    path = Path(name)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--ready-file '{path}': {error.strerror}") from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--ready-file '{path}': its folder is missing or not writable")
 
 
 def _run_loop(coroutine: Coroutine[Any, Any, int]) -> int:
@@ -110,6 +124,7 @@ class _Serving:
             max_input_bytes=self._settings.http_max_input_bytes,
             head_timeout_s=self._settings.http_head_timeout_s,
             strict_json=self._settings.strict_json,
+            server_name=self._settings.id,
         )
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -134,27 +149,18 @@ class _Serving:
             await asyncio.gather(loading, return_exceptions=True)
             return 0
         loading.result()
-        print(model_table(self._server.stats()), file=sys.stderr, flush=True)
+        stats = self._server.stats()
+        print(model_table(stats), file=sys.stderr, flush=True)
         if self._server.failures and self._settings.exit_on_error:
             signalled.cancel()
             names = ", ".join(sorted(self._server.failures))
             _log.error("exiting, since these models did not load: %s", names)
             return 1
-        self._print_ready(shown, port)
+        print(serving_note(stats, f"http://{shown}:{port}"), file=sys.stderr, flush=True)
         self._write_ready_file(host, port)
         self._notifier.ready()
         await signalled
         return 0
-
-    def _print_ready(self, host: str, port: int) -> None:
-        """Say where the server is, with a request to try."""
-        url = f"http://{host}:{port}"
-        print(
-            f"\nReady: {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)\n"
-            f"Try:   curl {url}/v2/models/NAME/config",
-            file=sys.stderr,
-            flush=True,
-        )
 
     def _write_ready_file(self, host: str, port: int) -> None:
         """Write the addresses as JSON, whole or not at all."""
@@ -162,5 +168,8 @@ class _Serving:
             return
         path = Path(self._settings.ready_file)
         part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps({"pid": os.getpid(), "http": {"host": host, "port": port}}))
-        part.replace(path)
+        try:
+            part.write_text(json.dumps({"pid": os.getpid(), "http": {"host": host, "port": port}}))
+            part.replace(path)
+        except OSError as error:
+            _log.error("cannot write --ready-file '%s': %s", path, error.strerror)

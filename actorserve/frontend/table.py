@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of models that `actorserve start` prints."""
+"""What `actorserve start` prints when it has loaded: a table of the models, and where they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model_table(stats: SupervisorStats) -> str:
             instances = f"{running}/{len(version.instances)}"
             rows.append((model.name, version.version, version.state, instances))
         if model.reason:
-            lines = model.reason.strip().splitlines()
+            lines = [line for line in model.reason.splitlines() if line.strip()]
             shown = lines[:REASON_LINES]
             if len(lines) > REASON_LINES:
                 shown.append(f"… {len(lines) - REASON_LINES} more lines are in the log")
@@ -32,3 +32,13 @@ def model_table(stats: SupervisorStats) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     ]
     return "\n".join([*table, *(["", *reasons] if reasons else [])])
+
+
+def serving_note(stats: SupervisorStats, url: str) -> str:
+    """Return where the server is and whether it is ready, with a request to try."""
+    state = "Ready: " if stats.is_ready else "Serving, but not ready: "
+    lines = [f"\n{state}{url}   (health: {url}/v2/health/ready; stop with Ctrl-C)"]
+    serving = [model.name for model in stats.models if model.state == "READY"]
+    if serving:
+        lines.append(f"Try:   curl {url}/v2/models/{serving[0]}/config")
+    return "\n".join(lines)

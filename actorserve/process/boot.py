@@ -24,6 +24,7 @@ import msgspec
 
 from actorserve.clock import monotonic_s, remaining_s
 from actorserve.errors import BootError, DeadlineExceeded, ResourceExhausted
+from actorserve.process.child import GO
 from actorserve.process.packet import (
     Packet,
     PeerGone,
@@ -72,6 +73,13 @@ class BootSocket:
         """Return the supervisor's end and the plain socket that the child gets."""
         ours, theirs = packet_pair()
         return cls(ours, name=name), theirs
+
+    def admit(self) -> None:
+        """Let the child at the other end start: the supervisor's first packet, once."""
+        try:
+            send_packet(self._living(), GO)
+        except PeerGone:
+            pass  # it died already; its pidfd tells
 
     def send(self, message: Message, fds: Sequence[int] = (), timeout_s: float = 0.0) -> None:
         """Send one message with copies of `fds`; the caller keeps its own.

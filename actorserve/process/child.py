@@ -6,7 +6,10 @@
 
 Before: its own session and group, the guard armed, stdout and stderr on their pipes, SIGINT and
 SIGTERM caught by an empty handler, environment, folder and import path as ordered, random
-generators seeded anew, the instance's name in ps and top.
+generators seeded anew, the instance's name in ps and top. Then it waits at its boot socket for
+the supervisor's first packet, `GO`, which says that the supervisor knows this process by its
+pidfd. A child that nobody knows, because its zygote died before it could tell, or because its
+spawn was cancelled, finds the end of file there and ends.
 
 After: as at the end of any Python program, non-daemon threads are joined and the exit functions
 run, those that the child's own code registered: what the zygote registered, for its own end, was
@@ -29,6 +32,7 @@ import os
 import random
 import re
 import resource
+import select
 import signal
 import struct
 import sys
@@ -45,6 +49,9 @@ from actorserve.process import fault, guard
 
 if TYPE_CHECKING:
     from actorserve.process.boot import BootSocket
+
+GO = b"go"
+"""The first packet on every boot socket, from the supervisor; no message."""
 
 _COMM_BYTES = 15
 _REASON_BYTES = 16 << 10
@@ -145,6 +152,7 @@ def live(boot_fd: int, supervisor_pidfd: int, name: str, entry: str, cwd: str) -
         fault.arm(os.environ.get(fault.VARIABLE))
         fault.fault_point("spawn.forked")
         _enter_folder(cwd)
+        _wait_for_go(boot_fd, supervisor_pidfd)
         function = _load(entry)
         boot = _boot_socket(boot_fd, supervisor_pidfd, name)
     except BaseException as error:
@@ -159,6 +167,21 @@ def _enter_folder(cwd: str) -> None:
         os.chdir(cwd)
     except OSError as error:
         raise _Refused(f"working directory {cwd!r}: {error.strerror}") from None
+
+
+def _wait_for_go(boot_fd: int, supervisor_pidfd: int) -> None:
+    """Wait until the supervisor knows this process, or end with it."""
+    poll = select.poll()
+    for fd in (boot_fd, supervisor_pidfd):
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    poll.poll()
+    try:
+        first = os.read(boot_fd, len(GO))
+    except OSError:  # nothing there: it was the supervisor's pidfd
+        first = b""
+    if first != GO:
+        os._exit(0)
 
 
 def _load(entry: str) -> Callable[[BootSocket], object]:

@@ -2,7 +2,8 @@
 """What to start, and one start that has no answer yet.
 
 An `Order` owns the descriptors of its child-to-be until a `Child` does. It can be sent to one
-zygote after the other: whatever a zygote that died made of it never got through its gate.
+zygote after the other, each time with a new boot socket: what a zygote that died made of it finds
+the end of file on the old one, and ends.
 """
 
 from __future__ import annotations
@@ -105,6 +106,12 @@ class Order:
             self.close()
             raise exhausted(error, f"the output pipes of {request.name}") from error
 
+    def renew(self) -> None:
+        """Get ready for another zygote; raise ResourceExhausted without descriptors."""
+        self._boot.close()
+        self._theirs.close()
+        self._boot, self._theirs = BootSocket.pair(self.name)
+
     def child_fds(self) -> list[int]:
         """What the child gets: boot socket, stdout, stderr."""
         return [self._theirs.fileno(), self._pipes[1], self._pipes[3]]
@@ -116,7 +123,8 @@ class Order:
         child_pidfd: int,
         log: Callable[[int, str], None],
     ) -> Child:
-        """Close the child's ends, make the Child of ours, and resolve the future with it."""
+        """Let the child start, make the Child of our ends, and resolve the future with it."""
+        self._boot.admit()
         out_r, out_w, err_r, err_w = self._pipes
         self._pipes = []
         self._theirs.close()

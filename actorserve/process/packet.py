@@ -73,16 +73,13 @@ def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> bo
 def receive_packet(sock: socket.socket) -> Packet | None:
     """Take one packet off a non-blocking socket, None when there is none.
 
-    End of file and ECONNRESET (the peer died with unread packets) both raise PeerGone. A packet
-    that was cut raises ProtocolError. Descriptors come close-on-exec and belong to the caller.
+    The end of file raises PeerGone, after the last packet. A packet that was cut raises
+    ProtocolError. Descriptors come close-on-exec and belong to the caller.
     """
-    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
     try:
-        data, rights, flags, _ = sock.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        data, rights, flags = _receive(sock)
     except BlockingIOError:
         return None
-    except ConnectionError:
-        raise PeerGone("the peer is gone (connection reset)") from None
     fds = _descriptors(rights)
     if flags & socket.MSG_TRUNC:
         close_all(fds)
@@ -91,6 +88,16 @@ def receive_packet(sock: socket.socket) -> Packet | None:
         close_all(fds)
         raise PeerGone("the peer is gone (end of file)")
     return Packet(data, fds, bool(flags & socket.MSG_CTRUNC))
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
+    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    try:
+        return sock.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)[:3]
+    except ConnectionError:
+        # A peer that ended with unread packets resets the connection. The kernel says so once,
+        # before what the peer had sent, which is still there.
+        return sock.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)[:3]
 
 
 def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:

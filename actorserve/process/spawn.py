@@ -115,6 +115,11 @@ class Spawner:
             order.zygotes_lost += 1
             if order.zygotes_lost >= TRIES:
                 self._fail(order, error)
+                continue
+            try:
+                order.renew()
+            except ActorserveError as no_room:
+                self._fail(order, no_room)
 
     # --- spawning --------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class Spawner:
             child.begin(self._on_death)
             child.signal(signal.SIGKILL)
         else:
-            order.close()  # if a child comes of it yet, _on_spawned kills it
+            order.close()  # a child that comes of it yet finds the end of file
 
     # --- what zygotes say ------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ It has imported numpy, msgspec and the modules named, runs one Python thread in 
 own, and holds no state that its death could lose: its children serve on, and the Spawner starts
 another. What holds here:
 
-* A child exists for the supervisor or not at all. The child waits at a gate, a pipe that opens
-  after its pid and pidfd were sent; if the zygote dies before, the gate closes and the child ends.
+* A child lives only when the supervisor knows it: it waits at its boot socket until the supervisor
+  has its pid and pidfd (child.py), so a zygote that dies in between leaves nobody behind.
 * The pidfd of a child is opened before the child can be reaped, and its group is killed before it
   is reaped, so that neither can ever name a stranger.
 * When the link ends, or the supervisor's pidfd fires, or the guard does, all end at once.
@@ -176,22 +176,13 @@ class Zygote:
 
     def _fork(self, number: int) -> int:
         """Fork; the child's pid, and 0 in the child. Raises OSError with nothing left behind."""
-        gate_r, gate_w = os.pipe()
-        try:
-            pid = _fork_quietly()
-        except OSError:
-            close_all((gate_r, gate_w))
-            raise
+        pid = _fork_quietly()
         if pid == 0:
-            self._pass_gate(gate_r, gate_w)
+            self._let_go()
             return 0
-        try:
-            fault_point("zygote.forked")
-            self._report_birth(number, pid)
-            fault_point("zygote.reported")
-            os.write(gate_w, b"1")
-        finally:
-            close_all((gate_r, gate_w))
+        fault_point("zygote.forked")
+        self._report_birth(number, pid)
+        fault_point("zygote.reported")
         return pid
 
     def _report_birth(self, number: int, pid: int) -> None:
@@ -205,17 +196,13 @@ class Zygote:
         self._epoll.register(kid_pidfd, select.EPOLLIN)
         self._send(ChildSpawned(number, pid), (kid_pidfd,))
 
-    def _pass_gate(self, gate_r: int, gate_w: int) -> None:
-        """In the child: let go of all that is the zygote's, then wait until it may live."""
+    def _let_go(self) -> None:
+        """In the child: close all that is the zygote's."""
         try:
-            os.close(gate_w)
             self._link.close()
             self._epoll.close()
             close_all((*self._kids, *self._guards))
             self._kids.clear()
-            if os.read(gate_r, 1) == b"":
-                os._exit(0)
-            os.close(gate_r)
         except BaseException:  # whatever it is, this process must not go on as a second zygote
             traceback.print_exc()
             os._exit(1)

@@ -28,7 +28,7 @@ from actorserve.shm.doorbell import Doorbell, wait_for
 from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Lane, Producer
 from actorserve.shm.segment import Segment
-from actorserve.shm.view import Views
+from actorserve.shm.view import Views, sever_after_fork
 from actorserve.wire.codec import decode_to_stub, encode
 from actorserve.wire.messages import (
     PROTOCOL,
@@ -82,12 +82,13 @@ class PeerEnd:
         self._views = Views()
         self._send_lock = threading.Lock()
         self._boot_lock = threading.Lock()
+        self._arena_lock = threading.Lock()
         self._pending: deque[ToStub] = deque()
         self._releasing: deque[Handle] = deque()
         self._sent = 0
         self._received = 0
-        os.register_at_fork(after_in_child=self._sever)
         self._severed = False
+        sever_after_fork(self)
         boot.send(Attached(PROTOCOL, platform.python_version(), os.getpid()))
 
     def _receive_hello(self) -> tuple[Hello, list[int]]:
@@ -101,7 +102,7 @@ class PeerEnd:
             )
         return message, fds
 
-    def _sever(self) -> None:
+    def sever(self) -> None:
         """Cut a forked child of the model off: it owns no end of this channel."""
         self._severed = True
 
@@ -119,7 +120,7 @@ class PeerEnd:
                 self._pending.extend([decode_to_stub(data) for _, data in frames])
             elif self._work.park():
                 if not self._sleep(self._main_bell, TRIM_AFTER_S):
-                    self._arena.trim(KEPT_BYTES)
+                    self._trim()
                     self._sleep(self._main_bell, None)
                 self._work.unpark()
         return self._pending.popleft()
@@ -130,7 +131,7 @@ class PeerEnd:
             for _, data in self._control.drain():
                 message = decode_to_stub(data)
                 if isinstance(message, Ping):
-                    self.send(Pong(message.number, self._arena.stats().used_bytes))
+                    self.send(Pong(message.number, self._used_bytes()))
             self.page.beat(monotonic_ns())
             if self._control.park():
                 self._sleep(self._control_bell, BEAT_S)
@@ -150,6 +151,12 @@ class PeerEnd:
         """What is readable when there is news: the bell, or the supervisor's pidfd at its end."""
         pidfd = self._boot.supervisor_pidfd
         return [bell.fileno()] if pidfd is None else [bell.fileno(), pidfd]
+
+    def _trim(self) -> None:
+        """Give idle pages back to the system."""
+        with self._arena_lock:
+            self._take_back()
+            self._arena.trim(KEPT_BYTES)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -206,42 +213,42 @@ class PeerEnd:
         `body` is C-contiguous and not empty. Raises ResourceExhausted when memory is full.
         """
         leased = self._views.handle_of(body)
-        if leased is not None:
-            if leased.arena == self._arena.arena_id:
-                self._arena.hold(self._arena.block_of(leased))
-            return leased
-        nbytes = body.nbytes
-        self._take_back()
-        block = self._arena.allocate(nbytes)
-        np.copyto(
-            np.frombuffer(self._arena.buffer(block, nbytes), np.uint8),
-            body.reshape(-1).view(np.uint8),
-        )
-        return self._arena.handle(block, nbytes)
+        with self._arena_lock:
+            self._take_back()
+            if leased is not None:
+                if leased.arena == self._arena.arena_id:
+                    # Each sending of an own block is counted, since each will be released.
+                    self._arena.hold(self._arena.block_of(leased))
+                return leased
+            nbytes = body.nbytes
+            block = self._arena.allocate(nbytes)
+            target = np.frombuffer(self._arena.buffer(block, nbytes), np.uint8)
+            np.copyto(target, body.reshape(-1).view(np.uint8))
+            return self._arena.handle(block, nbytes)
 
     def _on_own_segment(self, arena: int, index: int, segment: Segment) -> None:
         """Announce a new segment before any handle can name it."""
         self._boot.send(MapSegment(arena, index, segment.nbytes), [segment.fd])
         self._views.add_segment(arena, index, segment)
-        segment.close_fd()
+
+    def _used_bytes(self) -> int:
+        with self._arena_lock:
+            return self._arena.stats().used_bytes
 
     def settle(self) -> None:
         """Return the blocks whose last view has died, take back our own. Main thread only."""
-        own = self._arena.arena_id
-        for handle in self._views.take_released():
-            if handle.arena == own:
-                self._arena.drop_number(handle.block)
-            else:
-                self._releasing.append(handle)
+        self._releasing.extend(self._views.take_released())
         if self._releasing:
             while self._releasing and self._work.try_release(
                 self._releasing[0].arena, self._releasing[0].block
             ):
                 self._releasing.popleft()
             self._work.flush_releases()
-        self._take_back()
+        with self._arena_lock:
+            self._take_back()
 
     def _take_back(self) -> None:
+        """Free the own blocks that came back; the arena's lock is held."""
         for _, block in self._up.take_releases():
             self._arena.drop_number(block)
 

@@ -41,6 +41,8 @@ class Severable(Protocol):
 
 
 _UNALIGNED = ALIGN_BYTES - 1
+_CLOSED = memoryview(b"")
+_BYTE: DType = np.dtype(np.uint8)
 
 _severables: weakref.WeakSet[Severable] = weakref.WeakSet()
 
@@ -115,6 +117,11 @@ class _Mapping:
         else:
             self.more.pop(lease.serial, None)
 
+    def close(self) -> None:
+        """Let the memory go but for what live views keep; leases go on."""
+        self.writable = self.frozen = _CLOSED
+        self.segment.close()
+
     def is_idle(self) -> bool:
         """Tell whether there is no lease."""
         return not self.first and not self.more
@@ -132,6 +139,7 @@ class Views:
         self._serials = itertools.count(1)
         self._dead: deque[_Lease] = deque()
         self._on_death = self._dead.append
+        self._plain_dtype = _BYTE  # the one that was checked last
         self._released = 0
         self._severed = False
         sever_after_fork(self)
@@ -160,7 +168,7 @@ class Views:
         gone = [key for key in self._mappings if key[0] == arena]
         for key in gone:
             self._retired[next(self._serials)] = mapping = self._mappings.pop(key)
-            mapping.segment.close()
+            mapping.close()
         self._order()
 
     def _order(self) -> None:
@@ -182,19 +190,24 @@ class Views:
         mapping = self._mappings.get((handle.arena, handle.segment))
         offset = handle.offset
         nbytes = handle.nbytes
-        # numpy takes a negative offset, a shape of (-1,) and pointers out of shared memory.
-        if mapping is None or offset < 0 or offset & _UNALIGNED or dtype.hasobject:
+        # numpy would take a negative offset.
+        if mapping is None or offset < 0 or offset & _UNALIGNED:
             raise self._refusal(handle, dtype, shape)
+        if dtype is not self._plain_dtype:
+            # It would take pointers out of shared memory, and divide by an itemsize of 0 (SIGFPE).
+            if dtype.hasobject or not dtype.itemsize:
+                raise self._refusal(handle, dtype, shape)
+            self._plain_dtype = dtype
         try:
             if writable or not nbytes:
                 root = view = np.ndarray(shape, dtype, mapping.writable, offset)
             else:
                 # Its base is the frozen memoryview, for which numpy refuses to set the flag.
                 root = np.frombuffer(mapping.frozen, dtype, nbytes // dtype.itemsize, offset)
-                view = root.reshape(shape)
-        except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+                view = root if len(shape) == 1 else root.reshape(shape)
+        except (TypeError, ValueError, OverflowError):
             raise self._refusal(handle, dtype, shape) from None
-        if view.nbytes != nbytes or view.shape != shape:
+        if view.nbytes != nbytes or view.shape != shape:  # a -1 means "the rest" to numpy
             raise self._refusal(handle, dtype, shape)
         if not (writable or nbytes):
             view.flags.writeable = False
@@ -238,9 +251,10 @@ class Views:
     def take_released(self) -> list[Handle]:
         """Return the handles whose views died since the last call, in the order of their deaths."""
         released: list[Handle] = []
-        while self._dead:
+        dead = self._dead
+        while dead:
             try:
-                lease = self._dead.popleft()
+                lease = dead.popleft()
             except IndexError:  # another thread was quicker
                 break
             lease.mapping.end(lease)
@@ -289,8 +303,12 @@ class Views:
             known = any(arena == handle.arena for arena, _ in self._mappings)
             field, value = ("segment", handle.segment) if known else ("arena", handle.arena)
             why = "that is not mapped here"
-        elif dtype.hasobject:
-            field, value, why = "dtype", str(dtype), "expected one without references to objects"
+        elif dtype.hasobject or not dtype.itemsize:
+            field, value, why = (
+                "dtype",
+                str(dtype),
+                "expected one of a fixed size without references to objects",
+            )
         elif (
             handle.offset < 0
             or handle.offset & _UNALIGNED

@@ -13,6 +13,22 @@ import pytest
 from actorserve import Supervisor
 from actorserve.config import Settings
 from tests.faults.harness import Harness, write_model
+from tests.server.conftest import start_server  # noqa: F401 (a fixture)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker of the long runs."""
+    config.addinivalue_line("markers", "chaos: kills at random for minutes; run with `-m chaos`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long runs out, visibly, unless the expression of -m speaks of them."""
+    if "chaos" in (config.option.markexpr or ""):
+        return
+    long_runs = [item for item in items if item.get_closest_marker("chaos")]
+    if long_runs:
+        config.hook.pytest_deselected(items=long_runs)
+        items[:] = [item for item in items if item not in long_runs]
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from actorserve import Supervisor
 from actorserve.actors.instance import InstanceStats
@@ -71,6 +73,18 @@ def write_model(
     (repository / name / "config.pbtxt").write_text(config)
 
 
+def stubs_below(pid: int) -> dict[str, int]:
+    """Return the living stubs of a server process: their names as ps shows them, and pids."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found[process.name()] = process.pid
+        except psutil.Error:
+            continue
+    return {name: each for name, each in found.items() if re.search(r"_\d+_\d+$", name)}
+
+
 class Harness:
     """What a fault test does with a server."""
 
@@ -115,6 +129,24 @@ class Harness:
         while not condition():
             assert monotonic_s() < deadline_s, f"not within {timeout_s:g} s"
             await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.005)
+
+    async def holds(self, condition: Callable[[], object], for_s: float) -> bool:
+        """Return whether a condition stays true for a while; the loop turns meanwhile."""
+        deadline_s = monotonic_s() + for_s
+        while monotonic_s() < deadline_s:
+            if not condition():
+                return False
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.005)
+        return True
+
+    @property
+    def zygote_pid(self) -> int:
+        """Return the pid of the zygote, 0 while none is up."""
+        return self.server._node.spawner.stats().zygote_pid or 0
+
+    def stub_pids(self) -> list[int]:
+        """Return the pids of all stubs that live, by the names that ps shows."""
+        return sorted(stubs_below(os.getpid()).values())
 
     async def until_restarted(self, model: str, pid: int, timeout_s: float = 10) -> None:
         """Wait until the stub that was `pid` has a running successor."""

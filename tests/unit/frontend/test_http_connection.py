@@ -156,8 +156,19 @@ def test_what_follows_the_last_request_is_not_served(server: Any, client: Any) -
 def test_upgrades_are_not_offered(client: Any, fields: str) -> None:
     """The request is served as HTTP/1.1, and so are those behind it, however many."""
     more = f"Connection: Upgrade\r\n{fields}\r\n"
-    client.send(infer("ident", TEXT, more) + get(more=more) * 2 + infer("ident"))
+    large = json.dumps({"x": "y" * 300_000, **DOCUMENT}).encode()
+    client.send(infer("ident", TEXT, more) + get(more=more) * 2 + infer("soon", large, more))
+    client.send(infer("ident", TEXT, more)[: -len(TEXT)])
     assert [client.read().status for _ in range(4)] == [200] * 4
+    client.send(TEXT + get())
+    assert [client.read().status for _ in range(2)] == [200] * 2
+    client.send(
+        b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+        + more.encode()
+        + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(TEXT), TEXT)
+        + get()
+    )
+    assert [client.read().status for _ in range(2)] == [200] * 2
 
 
 def test_absolute_targets_and_queries_are_understood(client: Any) -> None:
@@ -215,7 +226,6 @@ def test_models_are_described(client: Any) -> None:
         ("POST", "/v2/models/ident/versions/abc/infer", 404, None),
         ("POST", "/v2/models/a%2Fb/infer", 400, None),
         ("GET", "/v2/models/%2e%2e/config", 400, None),
-        ("CONNECT", "host:1", 400, None),
     ],
 )
 def test_methods_and_paths(

@@ -195,6 +195,26 @@ def sleep_for_ever() -> None:
         signal.pause()
 
 
+MARK = f"ACTORSERVE_TEST_MARK={os.getpid()}".encode()
+
+
+def marked_processes() -> set[int]:
+    """Every living process that was started, at any remove, from this test run."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if MARK in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mark() -> None:
+    """Mark what is started from here, so that orphans can be found."""
+    name, _, value = MARK.decode().partition("=")
+    os.environ[name] = value
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm_uvloop() -> None:
     """Have libuv open what it keeps for the life of a process, before anybody counts."""
@@ -286,6 +306,7 @@ def no_leaks() -> Iterator[None]:
     folders = set(Path(tempfile.gettempdir()).glob("*actorserve-path-*"))
     threads = set(threading.enumerate())
     children = set(psutil.Process().children(recursive=True))
+    marked = marked_processes()
     before = open_fds()
     yield
     gc.collect()
@@ -296,5 +317,6 @@ def no_leaks() -> Iterator[None]:
         with contextlib.suppress(psutil.Error):
             child.kill()
     assert new == set()
+    wait_gone(*marked_processes() - marked)
     assert set(Path(tempfile.gettempdir()).glob("*actorserve-path-*")) - folders == set()
     assert {signo: signal.getsignal(signo) for signo in handlers} == handlers

@@ -81,15 +81,17 @@ def test_end_of_file_comes_after_the_last_message(pair):
             child.recv(1)
 
 
-def test_reset_counts_as_end_of_file(pair):
-    """A peer that ends with unread messages resets the connection; that is PeerGone too."""
+def test_reset_counts_as_end_of_file_and_loses_nothing(pair):
+    """A peer that ends with unread messages resets the connection; its last words still come."""
     ours, child = pair
+    ours.send(MESSAGE)
     child.send(MESSAGE)
-    ours.close()
+    child.close()
+    assert ours.recv(1)[0] == MESSAGE
     with pytest.raises(PeerGone):
-        child.recv(1)
+        ours.recv(1)
     with pytest.raises(PeerGone):
-        child.send(MESSAGE)
+        ours.send(MESSAGE)
 
 
 def test_full_socket_does_not_block(pair):

@@ -305,8 +305,8 @@ def test_zygote_without_descriptors_is_an_error_and_heals(kit, warm):
         zygote = bench.zygote
         used = _fds_of(zygote)
         limits = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
-        # 3 descriptors come with the order, 2 are the gate, 1 is the pidfd
-        for room in range(6):
+        # 3 descriptors come with the order, 1 is the pidfd
+        for room in range(4):
             limit = next(n for n in range(10_000) if n - sum(fd < n for fd in used) == room)
             resource.prlimit(zygote, resource.RLIMIT_NOFILE, (limit, limits[1]))
             with pytest.raises(ResourceExhausted, match="zygote has no room"):

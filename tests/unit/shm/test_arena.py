@@ -502,7 +502,8 @@ def test_arena_agrees_with_a_byte_map(seed: int) -> None:
 def test_ranges_agree_with_a_set(seed: int) -> None:
     """Adding, taking and removing ranges gives what a set of numbers gives."""
     rng = random.Random(seed)
-    ranges, numbers = Ranges(), set()
+    ranges = Ranges()
+    numbers: set[int] = set()
     for _ in range(600):
         start = rng.randrange(200)
         span = set(range(start, start + rng.randrange(1, 12)))

@@ -125,6 +125,14 @@ def test_block_that_comes_back_before_zeros_are_taken() -> None:
     assert ledger.take_zeros() == [BLOCK]
 
 
+def give_back(ledger: Ledger, peer: int, key: Key) -> None:
+    """End a loan of `peer`, or a hold of ours for peer 0."""
+    if peer:
+        ledger.returned(peer, key)
+    else:
+        ledger.drop(key)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_ledger_agrees_with_plain_counting(seed: int) -> None:
     """Over random traffic, totals and zeros are what a list of all holders gives."""
@@ -144,13 +152,10 @@ def test_ledger_agrees_with_plain_counting(seed: int) -> None:
         elif action < 0.6:
             if holders[peer, key]:
                 holders[peer, key] -= 1
-                if peer:
-                    ledger.returned(peer, key)
-                else:
-                    ledger.drop(key)
+                give_back(ledger, peer, key)
             else:
                 with pytest.raises((InternalError, ProtocolError)):
-                    _ = ledger.returned(peer, key) if peer else ledger.drop(key)
+                    give_back(ledger, peer, key)
         elif action < 0.98:
             if peer and ledger.total(key):
                 ledger.lend(peer, key)

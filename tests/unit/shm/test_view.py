@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views: no copy, one release for each when the last of it is gone, and handles of what is leased."""
+"""Views: no copy, one release each when the last of it is gone, handles of what is leased."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class Waitable(Protocol):
 
 
 Fork = Callable[[Callable[[], object]], Waitable]
+
+
+def buffer_of(view: Any) -> memoryview:
+    """Return a memoryview of an array (numpy's stubs do not know that it has a buffer)."""
+    return memoryview(view)
 
 
 class Place:
@@ -113,10 +118,10 @@ KEEPERS: dict[str, Callable[[Array], object]] = {
     "element view": lambda view: view[5:6].reshape(()),
     "transposed": lambda view: view.reshape(2, -1).T,
     "other dtype": lambda view: view.view(np.float32),
-    "memoryview": memoryview,
-    "slice of a memoryview": lambda view: memoryview(view)[2:4],
+    "memoryview": buffer_of,
+    "slice of a memoryview": lambda view: buffer_of(view)[2:4],
     "frombuffer": lambda view: np.frombuffer(view, np.uint16),
-    "frombuffer of a memoryview": lambda view: np.frombuffer(memoryview(view)[8:], np.uint8)[1:],
+    "frombuffer of a memoryview": lambda view: np.frombuffer(buffer_of(view)[8:], np.uint8)[1:],
     "asarray of a subclass": lambda view: np.asarray(view.view(np.recarray)),
     "iterator": iter,
     "broadcast": lambda view: np.broadcast_to(view, (3, view.size)),
@@ -174,7 +179,14 @@ def test_views_need_no_order(place: Place) -> None:
 
 # --- bad handles ----------------------------------------------------------------------------------
 
-GOOD = {"arena": ARENA, "block": 1, "segment": 0, "offset": 0, "nbytes": 4 * KIB, "shared": False}
+GOOD: dict[str, Any] = {
+    "arena": ARENA,
+    "block": 1,
+    "segment": 0,
+    "offset": 0,
+    "nbytes": 4 * KIB,
+    "shared": False,
+}
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -249,7 +261,7 @@ def test_random_handles_yield_errors_or_memory_inside_the_segment(place: Place) 
     made = 0
     for _ in range(4000):
         handle = Handle(
-            ARENA, rng.choice(numbers), rng.choice((0, 0, 0, 1)), *rng.choices(numbers, k=2)
+            ARENA, 1, rng.choice((0, 0, 0, 1)), rng.choice(numbers), rng.choice(numbers)
         )
         shape = tuple(rng.choices(numbers, k=rng.randrange(3)))
         dtype = rng.choice((U1, F4, np.dtype("S0"), np.dtype(np.complex128)))
@@ -276,7 +288,7 @@ def test_handle_of_a_leased_array(place: Place, writable: bool) -> None:
     short = Handle(handle.arena, handle.block, handle.segment, handle.offset, 1000)
     assert place.views.handle_of(view) == handle
     assert place.views.handle_of(view.view(F4).reshape(32, 32)) == handle
-    assert place.views.handle_of(np.frombuffer(memoryview(view), np.int16)) == handle
+    assert place.views.handle_of(np.frombuffer(buffer_of(view), np.int16)) == handle
     assert place.views.handle_of(view[:1000]) == short
     assert place.views.handle_of(view[:1000][:500][None, :]) is not None
 
@@ -564,7 +576,7 @@ def test_killed_owner_takes_nobody_with_it(place: Place, fork: Fork) -> None:
     assert bytes(view) == b"k" * KIB
     place.views.forget_arena(8)
     assert bytes(view) == b"k" * KIB
-    block, handle = place.lend()
+    _, handle = place.lend()
     assert place.bytes_of(handle).size == 4 * KIB
 
 
@@ -613,7 +625,7 @@ def test_dead_views_that_were_not_taken_belong_to_the_parent(place: Place, fork:
 def test_child_builds_its_own_views_and_its_children_are_severed_too(
     place: Place, fork: Fork
 ) -> None:
-    """What a zygote's child builds after the fork works, and is cut off in that child's children."""
+    """What a zygote's child builds for itself works, and is cut off in that child's children."""
     place.lend()
 
     def grandchild(mine: Place, handle: Handle) -> None:
