@@ -385,7 +385,9 @@ class Instance:
         reason = exit_.describe()
         lost = self._settle(reason)
         if child is not None and self.state is not life.State.STOPPING and self._lines:
-            self._node.crashes.write(self.name, child.pid, reason, list(self._lines))
+            kept = self._node.crashes.write(self.name, child.pid, reason, list(self._lines))
+            if kept is not None:
+                _log.info("%s: %s; its last output is kept in %s", self.name, reason, kept)
         self._lines.clear()
         self._feed(life.Exited(incarnation, monotonic_s(), reason))
         if lost is not None:
@@ -403,7 +405,9 @@ class Instance:
         self._end = self._in_flight = None
         self._executed_before += in_flight.executed
         lost = in_flight.lose(
-            Unavailable(f"stub '{self.name}' died while it had the request: {reason}", RETRY_AFTER_S)
+            Unavailable(
+                f"stub '{self.name}' died while it had the request: {reason}", RETRY_AFTER_S
+            )
         )
         end.close()
         return lost

@@ -96,7 +96,8 @@ async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
 def _refuse_unsupported(config: ModelConfig) -> None:
     problems = unsupported(config)[0]
     if problems:
-        raise ConfigError("; ".join(problems))
+        # The model is named already where a failed load is reported.
+        raise ConfigError("; ".join([p.removeprefix(f"model '{config.name}': ") for p in problems]))
 
 
 def _check_versions(draft: _Draft) -> None:

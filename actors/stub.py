@@ -45,6 +45,7 @@ from actorserve.wire.messages import (
     PhaseEntered,
 )
 
+_OWN = (__name__, importing.__name__)
 _NUMBER = {phase: number for number, phase in enumerate(Phase)}
 
 
@@ -143,8 +144,8 @@ class Stub:
             raise
         except BaseException as error:
             reason = format_exception(error, model_path)
-            with contextlib.suppress(Exception):
-                traceback.print_exception(type(error), error, error.__traceback__)
+            if not isinstance(error, ActorserveError):
+                _print_traceback(error)
             self._end.send(BootFailed(reason))
             return None
 
@@ -191,3 +192,12 @@ class Stub:
 
     def _log(self, level: int, file: str, line: int, message: str) -> None:
         self._end.send(LogRecord(level, file, line, message))
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback of user code: from where it was entered, without the frames before."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _OWN:
+        trace = trace.tb_next
+    with contextlib.suppress(Exception):  # whatever a __str__ may do
+        traceback.print_exception(type(error), error, trace or error.__traceback__)

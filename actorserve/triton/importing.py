@@ -23,8 +23,13 @@ from actorserve.triton.model_control import set_model_dir as set_model_dir
 MODEL_CLASS = "TritonPythonModel"
 
 
+SHIMS = str(Path(__file__).parent / "shims")
+
+
 def install() -> None:
-    """Make the model API importable under the names that models use."""
+    """Make the model API importable under the names that models use, in children of ours too."""
+    if SHIMS not in sys.path:
+        sys.path.append(SHIMS)  # multiprocessing's spawn hands sys.path on to its children
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = c_names
 

@@ -237,6 +237,26 @@ def test_start_does_not_block_the_loop(kit, run_plain, monkeypatch, tmp_path):
     run_plain(main)
 
 
+def test_python_without_pidfd_and_memfd(kit, run_plain, monkeypatch, tmp_path):
+    """Interpreters built against old headers (conda's) make the same system calls by number."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    missing = [(os, "pidfd_open"), (os, "memfd_create"), (signal, "pidfd_send_signal")]
+    lines = [f"del {module.__name__}.{name}\n" for module, name in missing]
+    (tmp_path / "old_headers.py").write_text("".join(["import os, signal\n", *lines]))
+    for module, name in missing:
+        monkeypatch.delattr(module, name)
+
+    async def main() -> None:
+        async with kit.Bench(("old_headers",)) as bench:
+            watched = await bench.spawn(env={"BIG": "x" * 100_000})
+            assert await watched.ask() == 7
+            watched.child.signal(signal.SIGKILL)
+            assert (await watched.end()).signal == signal.SIGKILL
+            assert [text for _, text in bench.log] == []
+
+    run_plain(main)
+
+
 def test_zygote_with_one_python_thread_in_its_own_session(kit, warm):
     """The zygote leads a session, shows its name, and its children are no children of ours."""
     import psutil

@@ -188,3 +188,24 @@ def test_exit_while_importing_is_an_error(version_dir: Path) -> None:
     """A model that calls sys.exit at import does not end the process unseen."""
     error = load(write(version_dir / "model.py", "import sys\nsys.exit(7)"))["error"]
     assert error.startswith(f"SystemExit: 7\n\nAt:\n  {version_dir}/model.py(2): <module>\n")
+
+
+def test_a_spawned_interpreter_finds_the_api(tmp_path: Path) -> None:
+    """What a model starts with multiprocessing's spawn imports the same names."""
+    code = (
+        "import multiprocessing, sys\n"
+        "from actorserve.triton import importing\n"
+        "def child():\n"
+        "    import triton_python_backend_utils as pb_utils, c_python_backend_utils\n"
+        "    assert pb_utils.Tensor is c_python_backend_utils.Tensor\n"
+        "if __name__ == '__main__':\n"
+        "    importing.install()\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=child)\n"
+        "    process.start()\n"
+        "    process.join(20)\n"
+        "    sys.exit(process.exitcode)\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
