@@ -82,6 +82,11 @@ class _Ear:
             elif isinstance(message, BootFailed):
                 self.answer.set_exception(BootError(message.reason))
 
+    def on_refused(self, error: BootError) -> None:
+        """Take the stub's own reason for the answer."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
     def on_hung_up(self) -> None:
         """Nothing to do: the stub is ended in any case."""
 

@@ -28,8 +28,10 @@ from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
+    BootError,
     DeadlineExceeded,
     InternalError,
+    InvalidArgument,
     ProtocolError,
     Unavailable,
 )
@@ -304,6 +306,8 @@ class Instance:
                 _log.exception("%s: spawning failed", self.name)
             if end is not None:
                 end.close()
+            if isinstance(error, (BootError, InvalidArgument)):
+                self._feed(life.BootRefused(incarnation, monotonic_s(), error.message))
             self._feed(life.SpawnFailed(incarnation, monotonic_s(), str(error)))
             return
         self._child, self._end = child, end
@@ -368,6 +372,10 @@ class Instance:
         self._lines.append(line)
         _log.info("%s", line, extra={"instance": self.name, "stream": stream})
 
+    def on_refused(self, incarnation: int, error: BootError) -> None:
+        """Take the word of a stub that it cannot start."""
+        self._feed(life.BootRefused(incarnation, monotonic_s(), error.message))
+
     def on_hung_up(self, incarnation: int) -> None:
         """End a stub that closed its channel: most are dead already, and their exit is known."""
         if self._child is not None and incarnation == self._machine.incarnation:
@@ -401,7 +409,7 @@ class Instance:
         end, in_flight = self._end, self._in_flight
         if end is None or in_flight is None:
             return None
-        end.pump()
+        end.read_rest()
         self._end = self._in_flight = None
         self._executed_before += in_flight.executed
         lost = in_flight.lose(
@@ -478,6 +486,10 @@ class Incarnation:
     def on_messages(self, messages: list[ToSupervisor]) -> None:
         """See HostEnd.Listener."""
         self._instance.on_messages(self._number, messages)
+
+    def on_refused(self, error: BootError) -> None:
+        """See HostEnd.Listener."""
+        self._instance.on_refused(self._number, error)
 
     def on_hung_up(self) -> None:
         """See HostEnd.Listener."""

@@ -40,6 +40,7 @@ class Model:
         self.reason = ""
         self._versions: dict[int, ModelVersion] = {}
         self._loading: dict[int, ModelVersion] = {}
+        self._retiring: list[ModelVersion] = []  # replaced by a reload and not gone yet
         self._lock = asyncio.Lock()
 
     # --- life ------------------------------------------------------------------------------------
@@ -63,10 +64,16 @@ class Model:
             await _load_all(list(fresh.values()))
         finally:
             self._loading = {}
-        old, self._versions = self._versions, fresh
+        old, self._versions = list(self._versions.values()), fresh
+        self._retiring += old
         for version in fresh.values():
             _log.info("successfully loaded '%s' version %s", self.name, version.info.version)
-        await asyncio.gather(*[each.unload() for each in old.values()])
+        await _retire(old)
+        self._retiring = [each for each in self._retiring if each not in old]
+
+    def _serving(self) -> list[ModelVersion]:
+        """Return the versions that may have requests."""
+        return [*self._versions.values(), *self._retiring]
 
     def fail(self, reason: str) -> None:
         """Note why the model cannot be loaded."""
@@ -76,25 +83,20 @@ class Model:
     async def unload(self, *, is_quick: bool = False) -> None:
         """Take every version down; requests in flight end first, unless it has to be quick."""
         loading = [each.unload(is_quick=True) for each in self._loading.values()]
-        versions = list(self._versions.values())
-        if not is_quick:
-            for version in versions:
-                version.refuse()
-            await asyncio.gather(*[each.drained() for each in versions])
-        await asyncio.gather(*loading, *[each.unload(is_quick=is_quick) for each in versions])
+        await asyncio.gather(*loading, _retire(self._serving(), is_quick=is_quick))
 
     async def drained(self) -> None:
         """Wait until no accepted request is without its end."""
-        await asyncio.gather(*[each.drained() for each in self._versions.values()])
+        await asyncio.gather(*[each.drained() for each in self._serving()])
 
     @property
     def pending(self) -> int:
         """How many accepted requests have no end yet."""
-        return sum(each.pending for each in self._versions.values())
+        return sum(each.pending for each in self._serving())
 
     def fail_all(self, error: Unavailable) -> None:
         """End every accepted request now."""
-        for version in self._versions.values():
+        for version in self._serving():
             version.fail_all(error)
 
     # --- looks -----------------------------------------------------------------------------------
@@ -129,12 +131,12 @@ class Model:
 
     def watch(self, now_s: float) -> None:
         """Look after hanging stubs, those of a load in progress too."""
-        for version in (*self._versions.values(), *self._loading.values()):
+        for version in (*self._serving(), *self._loading.values()):
             version.watch(now_s)
 
     def pump(self) -> None:
         """Read what stubs have written and not yet rung for."""
-        for version in self._versions.values():
+        for version in self._serving():
             version.pump()
 
     def stats(self) -> ModelStats:
@@ -161,3 +163,12 @@ async def _load_all(versions: list[ModelVersion]) -> None:
     if errors:
         await asyncio.gather(*[each.unload(is_quick=True) for each in versions])
         raise errors[0]
+
+
+async def _retire(versions: list[ModelVersion], *, is_quick: bool = False) -> None:
+    """Take versions down: they refuse new requests, and those in flight end first."""
+    if not is_quick:
+        for version in versions:
+            version.refuse()
+        await asyncio.gather(*[each.drained() for each in versions])
+    await asyncio.gather(*[each.unload(is_quick=is_quick) for each in versions])

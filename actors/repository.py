@@ -64,7 +64,8 @@ class Repository:
     """One or more repository directories, seen as one."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
-        self.paths: Sequence[Path] = [Path(path).absolute() for path in paths]
+        # Named twice, by a flag and a variable perhaps, a repository is still one.
+        self.paths: Sequence[Path] = list(dict.fromkeys(Path(path).absolute() for path in paths))
         if not self.paths:
             raise InvalidArgument("at least one model repository is needed")
 

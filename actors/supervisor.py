@@ -27,7 +27,7 @@ from actorserve.actors.instance import LEVELS
 from actorserve.actors.model import Model, ModelStats
 from actorserve.actors.model_version import ModelVersion
 from actorserve.actors.node import Node
-from actorserve.actors.repository import Repository
+from actorserve.actors.repository import ModelEntry, Repository
 from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings, parse_backend_config
@@ -94,6 +94,8 @@ class Supervisor:
         self._allocations = 0
         self._idle_watches = 0
         self._hurried = asyncio.Event()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._are_loads_cut = False
 
     @property
     def _node(self) -> Node:
@@ -120,7 +122,8 @@ class Supervisor:
     async def start(self) -> None:
         """Start the processes and load the models; returns when each is ready or has failed.
 
-        Raises NotFound for a missing repository, ConfigError for settings that make no sense.
+        Raises NotFound for a missing repository, ConfigError for settings that make no sense,
+        Unavailable when it is stopped meanwhile.
         """
         await self.open()
         await self.load_models()
@@ -140,7 +143,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         executor = ThreadPoolExecutor(2, "actorserve-memory")
         self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
-        self._is_stopping = False
+        self._models = {}
+        self._is_stopping = self._is_loaded = self._are_loads_cut = False
         self._hurried = asyncio.Event()
         self._watch_timer = loop.call_later(WATCH_INTERVAL_S, self._watch)
 
@@ -157,10 +161,34 @@ class Supervisor:
                 if name not in entries:
                     model.fail(f"failed to load '{name}', failed to poll from model repository")
                     return
-                await model.load(self._repository, entries[name])
+                await self._load(model, entries[name])
 
         await asyncio.gather(*[load(name) for name in wanted])
         self._is_loaded = True
+
+    async def _load(self, model: Model, entry: ModelEntry) -> None:
+        """Load a model in a task of our own, which `stop` can end. Raises Unavailable then."""
+        exiting = Unavailable(f"the server is exiting and does not load '{model.name}'")
+        if self._is_stopping:
+            raise exiting
+        task = asyncio.ensure_future(model.load(self._repository, entry))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if self._are_loads_cut:
+                raise exiting from None
+            raise
+
+    async def _cut_loads(self) -> None:
+        """End the loads in progress; their stubs are killed."""
+        self._are_loads_cut = True
+        loads = list(self._loads)
+        for task in loads:
+            task.cancel()
+        if loads:
+            await asyncio.wait(loads, timeout=QUICK_STOP_S)
 
     def _wanted(self, known: set[str]) -> list[str]:
         """Return the names to load at start."""
@@ -178,6 +206,7 @@ class Supervisor:
         if node is None:
             return
         self.begin_stop()
+        await self._cut_loads()
         deadline_s = monotonic_s() + (self.settings.exit_timeout_s if grace_s is None else grace_s)
         models = list(self._models.values())
         await self._in_time(deadline_s, [model.drained() for model in models])
@@ -273,7 +302,7 @@ class Supervisor:
         entry = await asyncio.get_running_loop().run_in_executor(None, self._repository.find, name)
         model = self._models.setdefault(name, Model(self._node, name))
         model.should_serve = True
-        await model.load(self._repository, entry)
+        await self._load(model, entry)
         if model.reason:
             raise Unavailable(f"failed to load '{name}': {model.reason}")
 

@@ -67,6 +67,7 @@ class HttpFront:
         self.timeouts = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._connections: set[Watched] = set()
+        self._turned_away: set[Watched] = set()
         self._emptied: asyncio.Event = asyncio.Event()
         self._emptied.set()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -82,14 +83,16 @@ class HttpFront:
         self._emptied.clear()
         if self._sweep_timer is None:
             self._arm_sweep()
-        if len(self._connections) > self.settings.max_connections:
+        if len(self._connections) - len(self._turned_away) > self.settings.max_connections:
             self.refused += 1
+            self._turned_away.add(connection)
             return False
         return True
 
     def remove_connection(self, connection: Watched) -> None:
         """Count a connection out."""
         self._connections.discard(connection)
+        self._turned_away.discard(connection)
         if not self._connections:
             self._emptied.set()
 

@@ -144,7 +144,7 @@ class ZygoteKeeper:
                 log=self._log,
             )
         except OSError as error:
-            self._on_failed_start(exhausted(error, "a zygote"))
+            self._on_failed_start(Unavailable(f"the zygote cannot be started: {error}"))
         except ActorserveError as error:
             self._on_failed_start(error)
         else:

@@ -52,7 +52,7 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent.parent)
 
 
 class ZygoteLink:
-    """A running zygote; creating one starts it. Raises OSError or ResourceExhausted."""
+    """A running zygote; creating one starts it. Raises OSError, ResourceExhausted or BootError."""
 
     def __init__(
         self,

@@ -53,6 +53,17 @@ def spawn_request(number: int, spec: SpawnSpec, folder: PackageFolder) -> SpawnC
     Raises InvalidArgument for what cannot be, BootError for an interpreter that is not there,
     ResourceExhausted when the private folder for it cannot be made.
     """
+    try:
+        return _request(number, spec, folder)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"spawn {spec.name!r}: {error.object!r} cannot be encoded ({error.reason})"
+        ) from None
+
+
+def _request(number: int, spec: SpawnSpec, folder: PackageFolder) -> SpawnChild:
+    for text in (spec.name, spec.entry):
+        text.encode()
     module, _, function = spec.entry.partition(":")
     if not (module and function and spec.name):
         raise InvalidArgument(
@@ -75,9 +86,16 @@ def spawn_request(number: int, spec: SpawnSpec, folder: PackageFolder) -> SpawnC
         entry=spec.entry,
         python=python,
         environment=environment,
-        cwd=os.fsencode(spec.cwd or Path.cwd()),
+        cwd=os.fsencode(spec.cwd or _own_folder()),
         sys_path=[os.fsencode(path) for path in spec.sys_path],
     )
+
+
+def _own_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # somebody removed it under the host
+        return "/"
 
 
 class Order:

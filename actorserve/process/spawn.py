@@ -72,7 +72,7 @@ class Spawner:
     def __init__(self, *, preload: Sequence[str] = (), log: Callable[[int, str], None]) -> None:
         self._owner = os.getpid()
         self._preload = tuple(preload)
-        self._log = log
+        self._log = _unfailing(log)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: ZygoteKeeper | None = None
         self._orders: dict[int, Order] = {}
@@ -350,6 +350,18 @@ def _spawn_error(name: str, message: SpawnFailed) -> ActorserveError:
     if message.errno in (errno.EMFILE, errno.ENFILE):
         return ResourceExhausted(f"{name}: the zygote has no room for descriptors (ulimit -n)")
     return Unavailable(f"{name}: no process could be made: {message.reason}")
+
+
+def _unfailing(log: Callable[[int, str], None]) -> Callable[[int, str], None]:
+    """A log that is full or closed must not keep a zygote from being replaced."""
+
+    def log_if_possible(level: int, text: str) -> None:
+        try:
+            log(level, text)
+        except Exception:
+            pass
+
+    return log_if_possible
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal as signals
 import threading
 from collections.abc import Callable
 
@@ -101,10 +102,12 @@ class Child:
             return self._pidfd >= 0 and pidfd.send_signal(self._pidfd, signo)
 
     def kill_group(self) -> None:
-        """Kill everything in the group that the child leads, itself included."""
+        """Kill the process and everything in the group that it leads."""
         with self._lock:
             if self._pidfd >= 0:
                 pidfd.kill_group(self._pidfd, self.pid)
+                # It leads no group before its first steps are done.
+                pidfd.send_signal(self._pidfd, signals.SIGKILL)
 
     def sample(self) -> ProcessSample:
         """Look at the process; state "X" and the last known CPU time once it is dead."""
@@ -151,11 +154,13 @@ class Child:
 
     def finish(self, status: int | None) -> None:
         """Report the death: the last output first, then `on_exit`; then close everything."""
-        self.exit = Exit(status)
-        for reader in self._readers:
-            reader.end()
-        self._call("on_exit", lambda: self._on_exit(Exit(status)))
-        self.close()
+        self.exit = exit_ = Exit(status)
+        try:
+            for reader in self._readers:
+                reader.end()
+            self._call("on_exit", lambda: self._on_exit(exit_))
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close everything without a report. Idempotent; usable when the loop is gone."""

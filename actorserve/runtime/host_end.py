@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve import __version__
-from actorserve.errors import ActorserveError, InternalError, ProtocolError, ResourceExhausted
+from actorserve.errors import (
+    ActorserveError,
+    BootError,
+    InternalError,
+    ProtocolError,
+    ResourceExhausted,
+)
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
 from actorserve.runtime.channel import BELLS, ChannelStats, Parts
@@ -50,6 +56,9 @@ class Listener(Protocol):
 
     def on_messages(self, messages: list[ToSupervisor]) -> None:
         """Messages in the order in which the stub sent them."""
+
+    def on_refused(self, error: BootError) -> None:
+        """The stub says that it cannot start, whatever is tried; it ends by itself."""
 
     def on_hung_up(self) -> None:
         """The stub's end of the boot socket is closed: it is dead, or has to be."""
@@ -138,7 +147,7 @@ class HostEnd:
         """
         if self._closed:
             return
-        self.pump()
+        self.read_rest()
         self._closed = True
         if self._boot is not None:
             self._loop.remove_reader(self._boot.fileno())
@@ -226,6 +235,11 @@ class HostEnd:
         """Read the boot socket now."""
         self._on_boot_readable()
 
+    def read_rest(self) -> None:
+        """Take all that a dead stub has left, on the boot socket and in the ring."""
+        self._on_boot_readable()
+        self.pump()
+
     # --- reading ---------------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -277,6 +291,8 @@ class HostEnd:
         try:
             while boot is not None and (received := boot.recv_nowait()) is not None:
                 self._on_boot_message(*received)
+        except BootError as error:
+            self._listener.on_refused(error)
         except ProtocolError as error:
             self._listener.on_broken(error)
         except (OSError, ActorserveError):
@@ -294,7 +310,7 @@ class HostEnd:
             self._exchange.add_segment(message.arena, message.segment, segment)
         elif isinstance(message, Attached):
             if message.protocol != PROTOCOL:
-                raise ProtocolError(
+                raise BootError(
                     f"the stub speaks protocol {message.protocol}, the supervisor {PROTOCOL}: "
                     "is another version of actorserve installed in its environment?"
                 )

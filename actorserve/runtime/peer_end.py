@@ -123,6 +123,8 @@ class PeerEnd:
                     self._trim()
                     self._sleep(self._main_bell, None)
                 self._work.unpark()
+                if self._releasing:
+                    self.settle()  # the supervisor rang because its ring of releases has room
         return self._pending.popleft()
 
     def serve_control(self) -> None:

@@ -78,7 +78,10 @@ class RequestRules:
                     f"unexpected inference output '{name}' for model '{self._model}'"
                 )
         count = len(request.inputs)
-        if not self._required <= count <= len(self._inputs):
+        if not self._required <= count <= len(self._inputs) or (
+            # The real server only counts, and lets an optional input stand for a required one.
+            self._required < len(self._inputs) and self._missing(request.inputs)
+        ):
             raise self._error(request, self._count_text(request.inputs))
         batched = self._max_batch_size > 0
         rows = self._batch_size(request) if batched else 1
@@ -96,7 +99,7 @@ class RequestRules:
 
     def _count_text(self, tensors: Sequence[InferTensor]) -> str:
         given = [tensor.name for tensor in tensors]
-        missing = [n for n, rule in self._inputs.items() if not rule.optional and n not in given]
+        missing = self._missing(tensors)
         if self._required == len(self._inputs):
             expected = f"expected {self._required} inputs"
         else:
@@ -109,6 +112,11 @@ class RequestRules:
             f"{expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) {got}, "
             f"but missing required input(s) {lacks}. Please provide all required input(s)."
         )
+
+    def _missing(self, tensors: Sequence[InferTensor]) -> list[str]:
+        """Return the required inputs that a request lacks."""
+        given = {tensor.name for tensor in tensors}
+        return [n for n, rule in self._inputs.items() if not rule.optional and n not in given]
 
     def _batch_size(self, request: InferRequest) -> int:
         rows = -1

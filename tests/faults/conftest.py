@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import secrets
+import select
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actorserve import Supervisor
+from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from tests.faults.harness import Harness, write_model
+from tests.faults.harness import TAG, Harness, marked_processes, write_model
 from tests.server.conftest import start_server  # noqa: F401 (a fixture)
 
 
@@ -29,6 +32,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long_runs:
         config.hook.pytest_deselected(items=long_runs)
         items[:] = [item for item in items if item not in long_runs]
+
+
+@pytest.fixture(autouse=True)
+def nothing_lives_on(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves a process, also one that has lost its parents on the way."""
+    monkeypatch.setenv(TAG, secrets.token_hex(8))
+    yield
+    deadline_s = monotonic_s() + 5
+    while left := marked_processes():
+        assert monotonic_s() < deadline_s, f"left behind: {left}"
+        select.select([], [], [], 0.005)
 
 
 @pytest.fixture
@@ -61,8 +75,10 @@ def serve(repository: Path, tmp_path: Path) -> Callable[..., None]:
                 await harness.infer("bystander", [1.0])
                 await harness.until(lambda: server.stats().exchange.held_blocks == 0)
                 assert server.stats().exchange.arena.used_bytes == 0
+                assert server.stats().exchange.live_views == 0
+                assert server.is_live()
             finally:
-                await server.stop(grace_s=5)
+                await asyncio.wait_for(server.stop(grace_s=5), 20)
 
         asyncio.run(main())
 

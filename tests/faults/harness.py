@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from actorserve import Supervisor
 from actorserve.actors.instance import InstanceStats
@@ -73,16 +72,27 @@ def write_model(
     (repository / name / "config.pbtxt").write_text(config)
 
 
-def stubs_below(pid: int) -> dict[str, int]:
-    """Return the living stubs of a server process: their names as ps shows them, and pids."""
+TAG = "ACTORSERVE_TEST_TAG"
+"""Set by a fixture: whatever a test starts carries it, orphans of a dead zygote too."""
+
+
+def marked_processes() -> dict[int, str]:
+    """Return all that lives of what this test started, by pid, with the names that ps shows."""
+    tag = f"{TAG}={os.environ[TAG]}".encode()
     found = {}
-    for process in psutil.Process(pid).children(recursive=True):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found[process.name()] = process.pid
-        except psutil.Error:
+            if tag in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (path / "comm").read_text().strip()
+        except OSError:
             continue
-    return {name: each for name, each in found.items() if re.search(r"_\d+_\d+$", name)}
+    return found
+
+
+def stub_pids() -> list[int]:
+    """Return the pids of all stubs that live, by their names."""
+    names = marked_processes().items()
+    return sorted(pid for pid, name in names if re.search(r"_\d+_\d+$", name))
 
 
 class Harness:
@@ -143,10 +153,6 @@ class Harness:
     def zygote_pid(self) -> int:
         """Return the pid of the zygote, 0 while none is up."""
         return self.server._node.spawner.stats().zygote_pid or 0
-
-    def stub_pids(self) -> list[int]:
-        """Return the pids of all stubs that live, by the names that ps shows."""
-        return sorted(stubs_below(os.getpid()).values())
 
     async def until_restarted(self, model: str, pid: int, timeout_s: float = 10) -> None:
         """Wait until the stub that was `pid` has a running successor."""

@@ -14,7 +14,7 @@ import pytest
 
 from actorserve.actors.instance import Instance
 from actorserve.errors import ActorserveError, Unavailable
-from tests.faults.harness import IDENTITY, Harness, parameter, write_model
+from tests.faults.harness import IDENTITY, Harness, parameter, stub_pids, write_model
 
 DIE = "os.kill(os.getpid(), signal.SIGKILL)"
 PLACES = {
@@ -44,7 +44,9 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_noting_model(repository: Path, body: str, **how: object) -> None:
     """Write a model whose source may call `note()`."""
-    head = 'def note():\n    with open(os.environ["NOTES"], "a") as file:\n        file.write("x")\n'
+    head = (
+        'def note():\n    with open(os.environ["NOTES"], "a") as file:\n        file.write("x")\n'
+    )
     write_model(repository, "model", f"{head}\n{body}", **how)  # type: ignore[arg-type]
 
 
@@ -190,7 +192,7 @@ def test_row_30_an_interpreter_that_cannot_be_a_stub_is_a_boot_error(serve, repo
     bin_dir = tmp_path / "environment" / "bin"
     bin_dir.mkdir(parents=True)
     python = bin_dir / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # type: ignore[attr-defined]
+    python.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')  # type: ignore[attr-defined]
     python.chmod(0o755)
     extra = parameter("EXECUTION_ENV_PATH", bin_dir.parent)
     write_model(repository, "model", extra=extra)
@@ -271,7 +273,7 @@ class TritonPythonModel:
         await asyncio.wait_for(unloading, 10)
         assert harness.instance("model").state == "STOPPED"
         assert harness.instance("model").restarts == 0
-        assert harness.stub_pids() == [harness.instance("bystander").pid]
+        assert stub_pids() == [harness.instance("bystander").pid]
         await harness.server.load("model")
         assert await harness.outcome("model", [1.0]) == [1.0]
         unloading = asyncio.ensure_future(harness.server.unload("model"))
@@ -297,7 +299,7 @@ def test_row_34_a_model_that_is_stopped_in_backoff_stays_stopped(serve, reposito
         await asyncio.wait_for(harness.server.unload("model"), 5)
         assert harness.instance("model").state == "STOPPED"
         assert await harness.holds(lambda: harness.instance("model").state == "STOPPED", 0.5)
-        assert harness.stub_pids() == [harness.instance("bystander").pid]
+        assert stub_pids() == [harness.instance("bystander").pid]
 
     serve(test, restart_backoff_s=(1.5, 1.5))
 
@@ -332,8 +334,8 @@ class TritonPythonModel:
         await asyncio.wait_for(harness.server.unload("model"), 10)
         assert harness.instance("model").state == "STOPPED"
         assert await harness.holds(lambda: harness.instance("model").state == "STOPPED", 0.3)
-        assert pid not in harness.stub_pids()
-        assert harness.stub_pids() == [harness.instance("bystander").pid]
+        assert pid not in stub_pids()
+        assert stub_pids() == [harness.instance("bystander").pid]
 
     serve(test, auto_complete_config=False)
 

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import struct
+import threading
 import zlib
 from typing import Any
 
@@ -149,7 +150,9 @@ def test_a_body_may_come_byte_by_byte(server: Any, client: Any) -> None:
 
 
 def test_large_documents_are_parsed_beside_the_loop(server: Any, client: Any) -> None:
-    """While half a megabyte of JSON is parsed, another request is answered."""
+    """Megabytes of JSON are read, and written, in a codec thread; small documents are not."""
+    client.infer("ident", {"inputs": [binary(8)], **WANT_BINARY}, bytes(8))
+    assert not codec_threads()
     count = 200_000
     values = [float(i) for i in range(count)]
     reply = client.infer(
@@ -161,6 +164,12 @@ def test_large_documents_are_parsed_beside_the_loop(server: Any, client: Any) ->
         "ident", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [9], "data": values}]}
     )
     assert "Shape does not match true shape" in reply.error
+    assert codec_threads()
+
+
+def codec_threads() -> list[str]:
+    """Name the codec threads that have been started."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("http-codec")]
 
 
 def test_a_large_document_with_blocks(client: Any) -> None:

@@ -31,6 +31,8 @@ async def main(mode: str) -> None:
     """Get to the place that the mode names, tell it, and stay there."""
     preload = ("slow_module",) if mode == "starting" else ()
     spawner = Spawner(preload=preload, log=lambda _level, text: print(text, file=sys.stderr))
+    if mode == "subreaper":
+        assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
     start = asyncio.ensure_future(spawner.start())
     if mode == "starting":
         await asyncio.sleep(0.1)
@@ -77,6 +79,15 @@ async def main(mode: str) -> None:
     if mode == "dead zygote":
         spawner._keeper._is_ending = True  # no successor
         os.kill(zygote, signal.SIGKILL)
+    if mode == "subreaper":
+        os.kill(zygote, signal.SIGKILL)
+        while spawner.stats().zygote_pid in (None, zygote):
+            await asyncio.sleep(0.01)
+        for child in children:
+            child.signal(signal.SIGSEGV)
+        while spawner.stats().children:
+            await asyncio.sleep(0.01)
+        zygote = spawner.stats().zygote_pid
     if mode == "stopped child":
         children[0].signal(signal.SIGSTOP)
     tell(zygote=zygote, children=[child.pid for child in children], lines=lines)

@@ -18,7 +18,7 @@ from actorserve.errors import Unavailable
 from actorserve.process.boot import PeerGone
 
 
-def test_hosts_own_children_and_handlers_are_left_alone(kit, run):
+def test_hosts_own_children_and_handlers_are_left_alone(kit, run_plain):
     """Row 62: the host's SIGCHLD handler, Popen and asyncio subprocesses work as ever."""
     calls: list[int] = []
     before = signal.signal(signal.SIGCHLD, lambda signo, _frame: calls.append(signo))
@@ -40,7 +40,7 @@ def test_hosts_own_children_and_handlers_are_left_alone(kit, run):
         assert signal.getsignal(signal.SIGCHLD) is not before
 
     try:
-        run(main)
+        run_plain(main)
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -63,7 +63,7 @@ def test_host_that_ignores_sigchld(kit, run_plain):
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_loop_in_a_thread(kit, run):
+def test_loop_in_a_thread(kit, run_plain):
     """Row 62: nothing needs the main thread."""
     failures: list[BaseException] = []
 
@@ -76,7 +76,7 @@ def test_loop_in_a_thread(kit, run):
 
     def body() -> None:
         try:
-            run(main)
+            run_plain(main)
         except BaseException as error:
             failures.append(error)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 PROGRAM = str(Path(__file__).parent / "supervisor_program.py")
@@ -22,8 +23,11 @@ class Supervisor:
         self._process = subprocess.Popen([sys.executable, PROGRAM, mode], stdout=subprocess.PIPE)
         self.pid = self._process.pid
         self.facts: dict = {}
+        self.exits: list[str] = []
         while "zygote" not in self.facts:
-            self.facts.update(json.loads(self._process.stdout.readline()))
+            facts = json.loads(self._process.stdout.readline())
+            self.exits += filter(None, [facts.pop("exit", None)])
+            self.facts.update(facts)
 
     def kill(self) -> None:
         self._process.kill()
@@ -133,3 +137,10 @@ def test_stop_signals_while_a_zygote_starts_are_survived(kit, supervise):
     os.kill(zygote, signal.SIGINT)
     with pytest.raises(AssertionError, match="still alive"):
         kit.wait_gone(zygote, timeout_s=0.2)
+
+
+def test_process_one_reaps_what_a_zygote_left(kit, supervise):
+    """Row 61: orphans of a dead zygote that fall to the supervisor are reaped, status known."""
+    supervisor = supervise("subreaper")
+    assert supervisor.exits == ["killed by SIGSEGV"] * 2
+    assert not any(psutil.pid_exists(pid) for pid in supervisor.facts["children"])

@@ -177,6 +177,9 @@ def test_large_environment_reaches_the_child(warm):
         (SpawnSpec("m:f", ""), InvalidArgument),
         (SpawnSpec("m:f", "n", env={"A=B": ""}), InvalidArgument),
         (SpawnSpec("m:f", "n", env={"A": "\0"}), InvalidArgument),
+        (SpawnSpec("m:f", "\udcff"), InvalidArgument),
+        (SpawnSpec("m:f", "n", env={"A": "\ud800"}), InvalidArgument),
+        (SpawnSpec("m:f", "n", sys_path=["\ud800"]), InvalidArgument),
         (SpawnSpec("m:f", "n", python="python3"), BootError),
         (SpawnSpec("m:f", "n", python="/nowhere/python"), BootError),
         (SpawnSpec("m:f", "n", python="/tmp"), BootError),
@@ -320,6 +323,59 @@ def test_zygote_without_descriptors_is_an_error_and_heals(kit, warm):
     warm(main)
 
 
+def test_zygote_that_dies_at_the_limit_comes_back_with_room(kit, run_plain):
+    """Row 56: without descriptors for the next zygote, it is tried again until there are some."""
+
+    async def main() -> None:
+        async with kit.Bench() as bench:
+            watched = await bench.spawn()
+            with _only_free_descriptors(0):
+                os.kill(bench.zygote, signal.SIGKILL)
+                await kit.until(lambda: any("trying again" in text for _, text in bench.log))
+                assert await watched.ask() == 7
+            await bench.next_zygote(0)
+            assert await (await bench.spawn()).ask() == 7
+
+    run_plain(main)
+
+
+def test_log_that_fails_stops_nothing(kit, run_plain):
+    """Row 57: nobody needs a log to serve."""
+
+    async def main() -> None:
+        bench = kit.Bench()
+
+        def log(_level: int, _text: str) -> None:
+            raise OSError("the disk is full")
+
+        bench.spawner = Spawner(log=log)
+        async with bench:
+            zygote = bench.zygote
+            os.kill(zygote, signal.SIGKILL)
+            await bench.next_zygote(zygote)
+            assert await (await bench.spawn()).ask() == 7
+
+    run_plain(main)
+
+
+def test_host_without_a_folder(kit, warm, tmp_path):
+    """A host whose working directory was removed starts children in the root folder."""
+
+    async def main(bench) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        before = Path.cwd()
+        os.chdir(gone)
+        gone.rmdir()
+        try:
+            watched = await bench.spawn("describe")
+        finally:
+            os.chdir(before)
+        assert '"cwd": "/"' in await watched.line("facts ")
+
+    warm(main)
+
+
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
 def test_fork_that_fails_is_unavailable_and_heals(kit, run_plain, monkeypatch, tmp_path, code):
     """Row 58: no process to be had is Unavailable; the next try may succeed."""
@@ -356,7 +412,7 @@ def test_stop_kills_all_and_tells_all(kit, run):
         os.kill(crowd[0].child.pid, signal.SIGSTOP)
         await asyncio.gather(bench.spawner.stop(), bench.spawner.stop())
         assert kit.is_gone(zygote)
-        assert kit.is_gone(kept)
+        kit.wait_gone(kept)
         os.kill(escaped, signal.SIGKILL)
         for watched in (*crowd, with_group):
             assert [exit_.signal for exit_ in watched.exits] == [signal.SIGKILL]

@@ -115,13 +115,12 @@ def test_spawn_with_a_stopped_zygote_gets_another(kit, run_plain):
     run_plain(main)
 
 
-@pytest.mark.parametrize("action", ["kill", "stop", "segv", "exit0"])
-@pytest.mark.parametrize("point", ["zygote.forked", "zygote.reported"])
-def test_zygote_dying_over_a_spawn_is_tried_again(kit, run_plain, monkeypatch, point, action):
+@pytest.mark.parametrize("fault", ["forked:kill", "forked:stop", "reported:segv", "reported:exit0"])
+def test_zygote_dying_over_a_spawn_is_tried_again(kit, run_plain, monkeypatch, fault):
     """Row 40b: an order that a zygote took with it is made by the next, once and whole."""
 
     async def main() -> None:
-        monkeypatch.setenv(FAULT, f"{point}:{action}")
+        monkeypatch.setenv(FAULT, f"zygote.{fault}")
         async with kit.Bench() as bench:
             monkeypatch.delenv(FAULT)
             zygote = bench.zygote
@@ -274,7 +273,7 @@ def test_zygote_with_one_python_thread_in_its_own_session(kit, warm):
     warm(main)
 
 
-def test_no_resource_is_taken_twice_by_two_spawners(kit, run):
+def test_no_resource_is_taken_twice_by_two_spawners(kit, run_plain):
     """Row 50: several Spawners in one process do not know of each other."""
 
     async def main() -> None:
@@ -286,7 +285,7 @@ def test_no_resource_is_taken_twice_by_two_spawners(kit, run):
             assert await second.ask() == 7
             assert await (await two.spawn()).ask() == 7
 
-    run(main)
+    run_plain(main)
 
 
 def test_spawner_says_what_it_is_told_in_plain_types():
