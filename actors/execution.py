@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import Any
 
+from actorserve.actors.forked import end_if_forked
 from actorserve.errors import ActorserveError, Code
 from actorserve.process.fault import fault_point
 from actorserve.runtime.peer_end import PeerEnd
@@ -91,11 +92,13 @@ class Execution:
             requests = [self._request(wire) for wire in wires]
             result = self._call(requests)
         except BaseException as error:
+            end_if_forked(self._end, error)
             # SystemExit and KeyboardInterrupt too: a stub that only its model could end at will
             # would be a death for every other request.
             if isinstance(error, _NoExecute):
                 return self._failed(wires, str(error))
             return self._failed(wires, format_exception(error, self._model_path))
+        end_if_forked(self._end)
         problem = self._problem_of(result, len(wires))
         if problem is not None:
             return self._failed(wires, problem)
@@ -108,7 +111,7 @@ class Execution:
             )
         fault_point("stub.execute")
         if self._loop_thread is not None:
-            return self._loop_thread.run(self._execute, requests)
+            return self._loop_thread.run(self._end, self._execute, requests)
         return self._execute(requests)
 
     def _problem_of(self, result: Any, count: int) -> str | None:
@@ -236,12 +239,13 @@ class LoopThread:
         )
         self._thread.start()
 
-    def run(self, function: Any, *arguments: Any) -> Any:
+    def run(self, end: PeerEnd, function: Any, *arguments: Any) -> Any:
         """Run the coroutine function to its end; return its result or raise its exception.
 
         The exception is carried as a value: a SystemExit that leaves a task ends its loop.
         """
-        outcome = asyncio.run_coroutine_threadsafe(_captured(function, arguments), self._loop)
+        work = _captured(end, function, arguments)
+        outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
         result, error = outcome.result()
         if error is not None:
             raise error
@@ -253,8 +257,13 @@ class LoopThread:
         self._thread.join(timeout=5)
 
 
-async def _captured(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+async def _captured(
+    end: PeerEnd, function: Any, arguments: tuple[Any, ...]
+) -> tuple[Any, BaseException | None]:
+    result, problem = None, None
     try:
-        return await function(*arguments), None
+        result = await function(*arguments)
     except BaseException as error:
-        return None, error
+        problem = error
+    end_if_forked(end, problem)
+    return result, problem

@@ -132,14 +132,16 @@ class InFlight:
 
     def finish(self, executed: Executed) -> None:
         """Take the end of a batch. Raises ProtocolError for one that the stub has not."""
-        factories = self._batches.pop(executed.batch, None)
+        factories = self._batches.get(executed.batch)
         if factories is None:
             raise ProtocolError(
                 f"'{self._instance}' answered batch {executed.batch}, which it has not"
             )
-        self.executed += 1
         for response in executed.responses:
             self.respond(response)
+        # Not before: where a response is broken, the stub's death settles the whole batch.
+        del self._batches[executed.batch]
+        self.executed += 1
         for factory in factories:
             if factory.key in self._requests:
                 self._forget(factory)

@@ -37,10 +37,11 @@ from actorserve.state.request import (
     RESPONSE,
     STUB_DIED_RETRY,
     TELL,
+    TRANSITIONS,
     UNQUEUE,
     Life,
 )
-from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
+from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
 from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
 from actorserve.wire.tensors import BY_NUMBER
 
@@ -164,12 +165,16 @@ class ResponseFactory(Life):
     def respond(self, wire: WireResponse, peer: Peer) -> bool:
         """Take a response of the stub; True when the stub is done with the request.
 
-        Raises ProtocolError for a handle that the stub may not send.
+        Raises ProtocolError for a response that cannot be, such as one with a handle that the stub
+        may not send. The request then still waits: the end of that stub is its answer.
         """
-        todo = self.step(FINAL if wire.final else RESPONSE)
-        if todo & DELIVER:
-            self._deliver(self._response(wire, peer))
+        event = FINAL if wire.final else RESPONSE
+        if TRANSITIONS[self.state][event] & DELIVER:
+            response = self._response(wire, peer)
+            todo = self.step(event)
+            self._deliver(response)
         else:
+            todo = self.step(event)
             self.dropped += 1
             self._exchange.discard(peer, wire.outputs)
         if todo & END:
@@ -193,12 +198,13 @@ class ResponseFactory(Life):
                 raise ProtocolError(f"an output has the data type number {tensor.datatype}")
             name = _WIRE_NAMES[tensor.datatype]
             outputs.append(InferTensor(tensor.name, name, tensor.shape, data))
+        parameters = {} if wire.parameters == "{}" else _parameters(wire.parameters)
         return InferResponse(
             request.model_name,
             self._model_version,
             request.id,
             outputs,
-            {} if wire.parameters == "{}" else _decode_parameters(wire.parameters),
+            parameters,
             None,
             wire.final,
         )
@@ -272,3 +278,10 @@ class ResponseFactory(Life):
     def _end(self) -> None:
         self._drop_inputs()
         self._desk.ended(self)
+
+
+def _parameters(text: str) -> dict[str, Parameter]:
+    try:
+        return _decode_parameters(text)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a response's parameters cannot be read: {error}") from None

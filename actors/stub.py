@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from actorserve.actors.execution import Execution
+from actorserve.actors.forked import end_if_forked
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.fault import fault_point
@@ -139,10 +140,13 @@ class Stub:
     def _guard(self, step: Callable[[], Any], model_path: str) -> tuple[Any] | None:
         """Run a step of loading; where user code raised, send BootFailed and return None."""
         try:
-            return (step(),)
+            result = step()
+            end_if_forked(self._end)
+            return (result,)
         except PeerGone:
             raise
         except BaseException as error:
+            end_if_forked(self._end, error)
             reason = format_exception(error, model_path)
             if not isinstance(error, ActorserveError):
                 _print_traceback(error)
@@ -184,7 +188,9 @@ class Stub:
             try:
                 fault_point("stub.finalize")
                 finalize()
+                end_if_forked(end)
             except BaseException as problem:
+                end_if_forked(end, problem)
                 error = format_exception(problem, "")
         self._execution = None
         self._model = None

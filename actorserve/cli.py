@@ -64,12 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         return int(chosen.run(chosen))
-    except (ConfigError, NotFound) as error:
-        print(f"actorserve: {error.message}", file=sys.stderr)
-        return USAGE
     except ActorserveError as error:
-        print(f"actorserve: {error.message}", file=sys.stderr)
-        return FAILED
+        print(f"actorserve {chosen.command}: {error.message}", file=sys.stderr)
+        return USAGE if isinstance(error, (ConfigError, NotFound)) else FAILED
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -160,14 +157,14 @@ def _start(chosen: argparse.Namespace) -> int:
         flags["model_repository"] = repositories
     settings = settings_from(flags)
     if not settings.model_repository:
-        raise ConfigError("start: name a model repository, as in 'actorserve start repo/'")
+        raise ConfigError("name a model repository, as in 'actorserve start repo/'")
     try:
         from actorserve.frontend import serve
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("actorserve"):
             raise
         raise ConfigError(
-            f"start needs the package '{error.name}': pip install 'actorserve[serve]'"
+            f"this needs the package '{error.name}': pip install 'actorserve[serve]'"
         ) from None
     return serve.run(settings, getattr(chosen, "ignored", None) or [])
 

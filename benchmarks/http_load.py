@@ -116,8 +116,3 @@ def _wrk_command(
 def _client_command(body: Path, port: int, post: Post, clients: int, seconds: float) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.load_client", str(port), post.path, str(body)]
     return [*command, json.dumps(post.headers), str(clients), str(seconds)]
-
-
-def client_name(nbytes: int) -> str:
-    """Return which client the load is made by here."""
-    return "wrk" if nbytes <= SMALL_BYTES and shutil.which("wrk") else "load_client.py"

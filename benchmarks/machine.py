@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -23,6 +25,7 @@ class Machine(msgspec.Struct, frozen=True):
     memory_mib: int
     kernel: str
     python: str
+    tools: list[str]
     packages: dict[str, str]
     commit: str
     shared_memory: str
@@ -38,7 +41,8 @@ def describe() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         memory_mib=pages * page_bytes >> 20,
         kernel=f"{platform.system()} {platform.release()}",
-        python=f"{platform.python_implementation()} {platform.python_version()}",
+        python=f"{platform.python_implementation()} {platform.python_version()} ({_build()})",
+        tools=[name for name in ("gcc", "wrk") if shutil.which(name)],
         packages={name: version for name in PACKAGES if (version := _version(name))},
         commit=_commit(),
         shared_memory=backend(),
@@ -48,6 +52,12 @@ def describe() -> Machine:
 def load_average() -> float:
     """Return the load average over the last minute: how busy the machine is beside us."""
     return round(os.getloadavg()[0], 2)
+
+
+def _build() -> str:
+    """Say how the interpreter was configured: without optimizations it is a good deal slower."""
+    flags = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    return f"{'with' if '--enable-optimizations' in flags else 'without'} --enable-optimizations"
 
 
 def _cpu_model() -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 import time
 from pathlib import Path
@@ -130,4 +131,9 @@ def _show(result: Result, *, is_markdown: bool, into: str | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the section that runs
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        _tell("interrupted: nothing is written")
+        sys.exit(130)

@@ -135,7 +135,8 @@ def _facts(result: Result) -> list[str]:
     return [
         f"{machine.cores} cores of {machine.cpu_model}, {machine.memory_mib} MiB; "
         f"{machine.kernel}; {machine.python}; shared memory by {machine.shared_memory}",
-        packages + (f"; commit {machine.commit}" if machine.commit else ""),
+        f"tools: {', '.join(machine.tools) or 'neither gcc nor wrk'}; {packages}"
+        + (f"; commit {machine.commit}" if machine.commit else ""),
         f"{result.date}, {result.seconds:.0f} s{kind}; load average {result.load_before:.2f} "
         f"before, {result.load_after:.2f} after. Figures are medians; the ratio is ours by theirs.",
     ]

@@ -17,6 +17,7 @@ import httptools
 import msgspec
 
 from actorserve.errors import InvalidArgument
+from actorserve.frontend.http_memo import HeadMemo
 from actorserve.frontend.http_route import ModelPath, match_model_path
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.triton.inference import Door
@@ -71,6 +72,7 @@ class HttpFront:
         self._emptied: asyncio.Event = asyncio.Event()
         self._emptied.set()
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self.memo = HeadMemo()
         self._routes: dict[bytes, ModelPath] = {}
         self._executor: ThreadPoolExecutor | None = None
 

@@ -19,7 +19,6 @@ from typing import Any
 from actorserve.errors import (
     ActorserveError,
     InvalidArgument,
-    NotFound,
     ResourceExhausted,
     TooLarge,
     Unavailable,
@@ -91,6 +90,13 @@ class Intake(Exchange):
             self.on_end()
         elif (self.received or self._head.json_bytes == 0) and self._has_document():
             self._parse()
+
+    def start_whole(self, body: bytes) -> None:
+        """Begin with a request that is complete already."""
+        self._is_started = self.is_received = True
+        self.received = len(body)
+        self._held = body
+        self._parse()
 
     @property
     def is_stalled(self) -> bool:  # type: ignore[override]
@@ -197,6 +203,8 @@ class Intake(Exchange):
                 self._route.model, self._route.version
             )
         except Unavailable:
+            if self._head.json_bytes == 0:
+                raise
             return  # perhaps the request can be queued: the door decides
         if self._info.decoupled:
             raise Unsupported(
@@ -222,8 +230,7 @@ class Intake(Exchange):
                 f"but the whole body has only {len(body)} bytes"
             )
         if size == 0:
-            if self._info is None:
-                raise NotFound(f"Request for unknown model: '{route.model}' is not found")
+            assert self._info is not None  # else `_look_up` has raised
             known = not head.encoding and head.content_length >= 0
             nbytes = head.content_length if known else len(body)
             return raw_request(self._info, route.version, nbytes), body

@@ -33,6 +33,7 @@ from actorserve.frontend.http_head import (
 )
 from actorserve.frontend.http_infer import InferExchange
 from actorserve.frontend.http_intake import too_large
+from actorserve.frontend.http_memo import KnownHead, is_plain
 from actorserve.frontend.http_parser import body_parser, new_parser
 from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.http_turns import HttpTurns, abandon
@@ -66,6 +67,7 @@ class HttpConnection(HttpTurns):
         self._head_fed_bytes = 0
         self._body_bytes = 0
         self._put_off_length = 0
+        self._known: KnownHead | None = None
         self._is_feeding = False
         self._watch = PhaseWatch()
 
@@ -75,8 +77,14 @@ class HttpConnection(HttpTurns):
         """Feed the parser; what it finds comes back through the `on_…` methods."""
         if self._is_broken:
             return
+        begins = not self._is_in_head and self._receiving is None
+        if begins and self._active is None and not self.pipeline:
+            found = self.front.memo.find(data)
+            if found is not None:
+                self._serve_known(*found)
+                return
+        serial = self._serial
         self._feed_bytes = len(data)
-        serial, begins = self._serial, not self._is_in_head and self._receiving is None
         if self._is_in_head:
             self._head_fed_bytes += len(data)
         self._is_feeding = True
@@ -87,15 +95,24 @@ class HttpConnection(HttpTurns):
             self._refuse_after(error)
             return
         self._is_feeding = False
+        is_one = begins and self._serial == serial + 1
         if self._is_in_head:
-            # The parser shows a header when it is complete; of one that is not, the feeds tell.
-            if begins and self._serial == serial + 1:
-                self._head_fed_bytes = len(data)
-            seen = max(self._head_fed_bytes, self._seen_head_bytes())
-            if seen > self.front.settings.max_head_bytes:
+            if self._serial != serial:  # it began in these bytes, with the first one or later
+                self._head_fed_bytes = len(data) if is_one else self._seen_head_bytes()
+            if self._head_fed_bytes > self.front.settings.max_head_bytes:
                 self._refuse(431, self._head_text())
         elif self._receiving is not None:
             self.consider_direct()
+        elif is_one and self._known is not None:
+            self.front.memo.keep(data, self._known)
+
+    def _serve_known(self, known: KnownHead, body: bytes) -> None:
+        """Serve a whole request past the parser, which does not notice."""
+        self._serial += 1
+        exchange = InferExchange(self, True, known.route, known.head)
+        self.cycle = exchange  # type: ignore[assignment]
+        self._active = exchange
+        exchange.start_whole(body)
 
     def _feed(self, data: bytes) -> None:
         rest: bytes | memoryview = data
@@ -116,6 +133,7 @@ class HttpConnection(HttpTurns):
         """A request begins, somewhere in the bytes that are being fed."""
         self._serial += 1
         self._is_in_head = True
+        self._known = None
         self._head_fed_bytes = 0
         self.url = b""
         self.headers = []
@@ -160,6 +178,8 @@ class HttpConnection(HttpTurns):
         exchange = InferExchange(self, keep_alive, route, head)
         try:
             fill_head(head, fields)
+            if keep_alive and is_plain(fields):
+                self._known = KnownHead(route, head)
         except ActorserveError as error:
             exchange.fail(error)
         self.cycle = exchange  # type: ignore[assignment]
@@ -184,6 +204,7 @@ class HttpConnection(HttpTurns):
             self._active = self.cycle
 
     def _seen_head_bytes(self) -> int:
+        """Count what the parser has shown of a head: of headers, only complete ones."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _head_text(self) -> str:

@@ -68,7 +68,14 @@ class HttpServer:
             date_header=False,
         )
         config.load()
-        connect = functools.partial(HttpConnection, front, config, self._state, {}, loop)
+        protocol: Any = config.http_protocol_class
+        connect = functools.partial(
+            protocol,
+            config=config,
+            server_state=self._state,
+            app_state={},
+            _loop=loop,
+        )
         for sock in self._sockets:
             server = await loop.create_server(connect, sock=sock, backlog=BACKLOG)
             self._listeners.append(server)

@@ -104,8 +104,10 @@ class ZygoteKeeper:
             self._up.set_exception(Unavailable("the zygote was stopped before it was up"))
         if self.link is None:
             self.gone.set()
-        else:
-            self.link.hang_up()
+            return
+        self.link.hang_up()
+        if not self.link.is_up or self.link.is_stopped():
+            self.link.kill()  # it would not notice
 
     def close(self) -> None:
         """Kill and reap the zygote and close everything, also without the loop. Idempotent."""

@@ -106,6 +106,11 @@ class PeerEnd:
         """Cut a forked child of the model off: it owns no end of this channel."""
         self._severed = True
 
+    @property
+    def is_severed(self) -> bool:
+        """Whether this process is a fork of the stub."""
+        return self._severed
+
     # --- reading ---------------------------------------------------------------------------------
 
     def receive(self) -> ToStub:

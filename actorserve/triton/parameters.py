@@ -11,7 +11,8 @@ from actorserve.triton.error import TritonModelException
 def parameters_json(parameters: object) -> str:
     """Return the JSON text of a dict of str to bool, int or str.
 
-    Raises TritonModelException for anything else, in the words that models know.
+    Raises TritonModelException for anything else, in the words that models know, and for values
+    that cannot travel.
     """
     if not isinstance(parameters, dict):
         raise TritonModelException(
@@ -26,4 +27,21 @@ def parameters_json(parameters: object) -> str:
             raise TritonModelException(
                 f"Expect parameters values to have type bool/int/str, found type {type(value)}"
             )
+        _check_travels(key, value)
     return json.dumps(parameters)
+
+
+def _check_travels(key: str, value: bool | int | str) -> None:
+    """Refuse what no client could read: text that is no Unicode, integers beyond 64 bits."""
+    try:
+        key.encode()
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError:
+        raise TritonModelException(
+            f"Expect parameters to be text that UTF-8 can hold, found {key!r}: {value!r}"
+        ) from None
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise TritonModelException(
+            f"Expect parameters values to fit into 64 bits, found {key!r}: {value}"
+        )

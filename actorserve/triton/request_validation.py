@@ -109,8 +109,9 @@ class RequestRules:
         got = "[" + ",".join(f"'{name}'" for name in reversed(given)) + "]"
         lacks = "[" + ",".join(f"'{name}'" for name in missing) + "]" if missing else "]"
         return (
-            f"{expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) {got}, "
-            f"but missing required input(s) {lacks}. Please provide all required input(s)."
+            f"{expected} but got {len(given)} inputs for model '{self._model}'. "
+            f"Got input(s) {got}, but missing required input(s) {lacks}. "
+            "Please provide all required input(s)."
         )
 
     def _missing(self, tensors: Sequence[InferTensor]) -> list[str]:

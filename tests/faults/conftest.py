@@ -15,7 +15,7 @@ import pytest
 from actorserve import Supervisor
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from tests.faults.harness import TAG, Harness, marked_processes, write_model
+from tests.faults.harness import TAG, Harness, Host, marked_processes, write_model
 from tests.server.conftest import start_server  # noqa: F401 (a fixture)
 
 
@@ -52,6 +52,22 @@ def repository(tmp_path: Path) -> Path:
     path.mkdir()
     write_model(path, "bystander")
     return path
+
+
+@pytest.fixture
+def embed(repository: Path, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
+    """Return `embed(program)`: start a process that embeds a server, see HOST_HEAD."""
+    hosts: list[Host] = []
+
+    def start(program: str) -> Host:
+        folder = tmp_path / f"host-{len(hosts)}"
+        folder.mkdir()
+        hosts.append(Host(folder, repository, program))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.close()
 
 
 @pytest.fixture

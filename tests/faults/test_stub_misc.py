@@ -311,6 +311,8 @@ class TritonPythonModel:
         {initialize}
         self.kept = []
     def execute(self, requests):
+        with open(os.environ["EXECUTIONS"], "a") as file:
+            print(os.getpid(), file=file)
         arrays = tensors(requests)
         self.kept.append(arrays[0])
         if arrays[0][0] < 0:
@@ -324,6 +326,14 @@ class TritonPythonModel:
     def finalize(self):
         {finalize}
 """
+
+
+@pytest.fixture
+def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file in which each execute leaves its process's pid."""
+    path = tmp_path / "executions"
+    monkeypatch.setenv("EXECUTIONS", str(path))
+    return path
 
 
 @pytest.mark.parametrize(
@@ -341,21 +351,31 @@ class TritonPythonModel:
         "os.execv('/bin/true', ['true'])",
     ],
 )
-def test_row_40a_a_fork_in_execute_owns_nothing_of_the_channel(serve, repository, child):
-    """Whatever the child does, also to come back from execute: it reads, sends and frees nothing."""
+def test_row_40a_a_fork_in_execute_owns_nothing_of_the_channel(
+    serve, repository, executions, child
+):
+    """Whatever the child does, also to come back from execute: it is no second stub."""
     write_model(repository, "model", FORK.format(child=child, initialize="pass", finalize="pass"))
 
     async def test(harness: Harness) -> None:
         pid = harness.instance("model").pid
-        for n in range(3):
-            for first in (-1, n):
-                x = np.full(20_000, first, np.float32)
-                got = await asyncio.gather(*[harness.infer("model", x) for _ in range(4)])
-                assert all(np.array_equal(each, x + 1) for each in got)
+        x = np.zeros(20_000, np.float32)
+        for _ in range(3):
+            # Quick work is sent ahead, so that at the fork batches wait in the stub itself.
+            for _ in range(40):
+                await harness.infer("model", [0.0])
+            x[0] = -1
+            assert (
+                await asyncio.gather(*[harness.outcome("model", [-1.0]) for _ in range(8)])
+                == [[0.0]] * 8
+            )
+            got = await asyncio.gather(*[harness.infer("model", x) for _ in range(8)])
+            assert all(np.array_equal(each, x + 1) for each in got)
             del got
         stats = harness.instance("model")
         assert stats.pid == pid
-        assert stats.executed_batches == 24
+        assert stats.executed_batches == 3 * 56
+        assert executions.read_text().split() == [str(pid)] * 3 * 56
         assert len([name for name in marked_processes().values() if name == "model_0_0"]) == 1
         await harness.infer("model", np.full(20_000, 101, np.float32))
         await harness.infer("model", [101.0])
@@ -365,7 +385,9 @@ def test_row_40a_a_fork_in_execute_owns_nothing_of_the_channel(serve, repository
 
 @pytest.mark.parametrize("child", ["return", "sys.exit(0)", "raise ValueError('in the child')"])
 @pytest.mark.parametrize("hook", ["initialize", "finalize"])
-def test_row_40a_a_fork_that_comes_back_from_another_hook_ends(serve, repository, hook, child):
+def test_row_40a_a_fork_that_comes_back_from_another_hook_ends(
+    serve, repository, executions, hook, child
+):
     """The child of a fork in initialize or finalize is no second stub."""
     forking = f"""
         if os.fork() == 0:

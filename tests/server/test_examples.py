@@ -90,7 +90,9 @@ def test_matrix_answers_concurrent_requests_each_with_its_own(server):
     rotation = _rotation()
     vectors = np.random.default_rng(1).standard_normal((64, 1, 64)).astype(np.float32)
     with ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(lambda x: server.infer_binary("matrix", {"X": ("FP32", x)}), vectors))
+        replies = list(
+            pool.map(lambda x: server.infer_binary("matrix", {"X": ("FP32", x)}), vectors)
+        )
     for vector, reply in zip(vectors, replies):
         np.testing.assert_allclose(reply.outputs["Y"], vector @ rotation, rtol=1e-4, atol=1e-5)
 

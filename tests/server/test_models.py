@@ -260,7 +260,9 @@ def _settings(tmp_path: Path, **fields: object) -> Settings:
 
 def test_a_reload_brings_the_new_model_up_before_the_old_goes(repository, tmp_path):
     """Requests are answered throughout, first by the old one, then by the new."""
-    write_model(repository, "model", TELL + "    def tell(self, request): return 'old'", TELL_CONFIG)
+    write_model(
+        repository, "model", TELL + "    def tell(self, request): return 'old'", TELL_CONFIG
+    )
 
     async def main() -> None:
         async with Supervisor(repository, _settings(tmp_path)) as server:
@@ -293,7 +295,9 @@ def test_a_reload_loses_no_request_that_waits(repository, tmp_path):
     async def main() -> None:
         async with Supervisor(repository, _settings(tmp_path)) as server:
             x = np.zeros(1, np.float32)
-            waiting = [asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(50)]
+            waiting = [
+                asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(50)
+            ]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             await server.load("model")
             for each in await asyncio.gather(*waiting):
@@ -329,7 +333,9 @@ def test_unload_lets_accepted_requests_end(repository, tmp_path):
     async def main() -> None:
         async with Supervisor(repository, _settings(tmp_path)) as server:
             x = np.zeros(1, np.float32)
-            waiting = [asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(20)]
+            waiting = [
+                asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(20)
+            ]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             await server.unload("model")
             assert all(each.exception() is None for each in waiting)

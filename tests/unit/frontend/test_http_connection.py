@@ -302,6 +302,11 @@ def test_a_body_that_is_too_large_is_413(start: Any) -> None:
             except ConnectionError:
                 continue
             assert client.read().status == 413
+
+
+def test_a_chunked_body_may_not_ask_for_more_than_the_limit(start: Any) -> None:
+    """Row 86: nothing is allocated for what could never arrive."""
+    server = start(max_input_bytes=10_000)
     document = {
         "inputs": [
             {

@@ -400,3 +400,25 @@ def test_the_same_connection_serves_every_kind_in_turn(client: Any) -> None:
         reply = client.infer("soon", {"inputs": [binary(size)], **WANT_BINARY}, pattern(size))
         assert reply.binary == pattern(size)
         assert client.request("GET", "/v2/health/live").status == 200
+
+
+def test_a_head_that_was_seen_before_means_the_same_again(server: Any, client: Any) -> None:
+    """Equal heads with other bodies: whole, in pieces, pipelined, wrong, and right again."""
+    plain = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
+    texts = [json.dumps({"id": str(i), "inputs": [plain]}).encode() for i in range(8)]
+    messages = [head("soon", len(text)) + text for text in texts]
+    for message in messages[:3]:
+        client.send(message)
+        assert client.read().status == 200
+    client.send(messages[3][:-9])
+    server.wait_until(lambda: any(c._receiving for c in server.server._state.connections))
+    client.send(messages[3][-9:] + messages[4] + messages[5])
+    assert [client.read().json["id"] for _ in range(3)] == ["3", "4", "5"]
+    client.send(messages[6].replace(b"FP32", b"FOO!"))
+    assert client.read().error == "invalid datatype for input INPUT0"
+    client.send(messages[7])
+    assert client.read().json["id"] == "7"
+    for nbytes in (8, 8, 60_000, 60_000):
+        reply = client.infer("ident", {"inputs": [binary(nbytes)], **WANT_BINARY}, pattern(nbytes))
+        assert reply.binary == pattern(nbytes)
+    assert [request.id for request in server.door.requests[:3]] == ["0", "1", "2"]

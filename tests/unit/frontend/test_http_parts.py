@@ -16,6 +16,7 @@ from actorserve.frontend.http_head import (
     pick,
     reply_head,
 )
+from actorserve.frontend.http_memo import HeadMemo, KnownHead, is_plain
 from actorserve.frontend.http_route import ModelPath, match_model_path
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.frontend.http_watch import Phase, PhaseWatch, Verdict
@@ -124,6 +125,55 @@ def test_reply_heads_are_complete() -> None:
         b"inference-header-content-length: 3\r\ncontent-encoding: gzip\r\nconnection: close\r\n"
         b"content-length: 5\r\n\r\n"
     )
+
+
+# --- known heads ---------------------------------------------------------------------------------
+
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\n\r\n"
+KNOWN = KnownHead(ModelPath("m", "", "infer"), InferHead(5))
+
+
+def test_a_known_head_is_found_with_any_body_of_its_length() -> None:
+    """Exactly one whole request, or nothing."""
+    memo = HeadMemo()
+    assert memo.find(HEAD + b"12345") is None
+    memo.keep(HEAD + b"12345", KNOWN)
+    assert memo.find(HEAD + b"abcde") == (KNOWN, b"abcde")
+    for data in (HEAD, HEAD + b"1234", HEAD + b"123456", HEAD[1:] + b"12345", b"", b"\r\n\r\n"):
+        assert memo.find(data) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n" + HEAD + b"12345",
+        HEAD + b"12345" + HEAD + b"12345",
+        HEAD.replace(b"\r\n", b"\n") + b"1\r\n\r\n",
+        HEAD[:-4] + b"\r\nx: " + b"y" * 1100 + b"\r\n\r\n12345",
+        b"GET" + HEAD[4:] + b"12345",
+    ],
+)
+def test_a_head_whose_border_is_in_doubt_is_not_kept(data: bytes) -> None:
+    """Whatever the parser made of it."""
+    memo = HeadMemo()
+    memo.keep(data, KNOWN)
+    assert memo.find(data) is None
+    assert memo.find(b"\r\n\r\n12345") is None
+
+
+def test_only_so_many_heads_are_kept() -> None:
+    """A client that makes up a new head for each request costs a bounded amount."""
+    memo = HeadMemo()
+    for number in range(3000):
+        memo.keep(HEAD[:-2] + b"x: %d\r\n\r\n12345" % number, KNOWN)
+    assert len(memo._heads) <= 1024
+
+
+def test_plain_heads_negotiate_nothing() -> None:
+    """Neither an expectation, nor an upgrade, nor chunks."""
+    assert is_plain({b"content-length": b"5", b"accept-encoding": b"gzip"})
+    for name in (b"expect", b"upgrade", b"transfer-encoding"):
+        assert not is_plain({name: b"x"})
 
 
 # --- places --------------------------------------------------------------------------------------

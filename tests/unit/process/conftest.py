@@ -210,22 +210,22 @@ def started_processes() -> set[int]:
     return found
 
 
-@pytest.fixture(scope="session", autouse=True)
-def mark() -> None:
-    """Mark what is started from here, so that orphans can be found."""
+@pytest.fixture(scope="module", autouse=True)
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepare what `no_leaks` counts on: a mark, a temporary folder of our own, warm libraries."""
     name, _, value = MARK.decode().partition("=")
     os.environ[name] = value
-    gc.collect()
-    gc.freeze()  # makes the collection after each test quick
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_uvloop() -> None:
-    """Have libuv open what it keeps for the life of a process, before anybody counts."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("temp"))
     with contextlib.suppress(ImportError):
         import uvloop
 
-        uvloop.new_event_loop().close()
+        uvloop.new_event_loop().close()  # libuv keeps a pipe for the life of a process
+    gc.collect()
+    gc.freeze()  # makes the collection after each test quick
+    yield
+    gc.unfreeze()
+    tempfile.tempdir = before
+    del os.environ[name]
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def open_fds() -> set[str]:
 def no_leaks() -> Iterator[None]:
     """No test here leaves a descriptor, a thread, a process, a handler or a folder behind."""
     handlers = {signo: signal.getsignal(signo) for signo in (signal.SIGINT, signal.SIGTERM)}
-    folders = set(Path(tempfile.gettempdir()).glob("*actorserve-path-*"))
+    folders = set(Path(tempfile.gettempdir()).iterdir())
     threads = set(threading.enumerate())
     processes = started_processes()
     before = open_fds()
@@ -325,5 +325,5 @@ def no_leaks() -> Iterator[None]:
     with contextlib.suppress(ChildProcessError):
         zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         assert zombie is None, f"process {zombie.si_pid} was not reaped"
-    assert set(Path(tempfile.gettempdir()).glob("*actorserve-path-*")) - folders == set()
+    assert set(Path(tempfile.gettempdir()).iterdir()) - folders == set()
     assert {signo: signal.getsignal(signo) for signo in handlers} == handlers

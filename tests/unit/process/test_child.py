@@ -197,7 +197,7 @@ def test_missing_folder_is_a_boot_error(warm):
     warm(main)
 
 
-def test_output_arrives_line_by_line_before_the_exit(kit, run):
+def test_output_arrives_line_by_line_before_the_exit(kit, run_plain):
     """Row 57: odd bytes, long lines and last words all come, the exit after them."""
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def test_output_arrives_line_by_line_before_the_exit(kit, run):
             await flooded.end()
             assert [text for _, text in flooded.lines] == [f"line {n}" for n in range(20_000)]
 
-    run(main)
+    run_plain(main)
 
 
 @pytest.mark.parametrize("signo", [signal.SIGINT, signal.SIGTERM])

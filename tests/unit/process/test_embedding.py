@@ -104,7 +104,7 @@ def test_thread_that_started_it_may_end(kit, run_plain):
     run_plain(main)
 
 
-def test_fork_of_the_host_owns_nothing(kit, run):
+def test_fork_of_the_host_owns_nothing(kit, run_plain):
     """Row 63: in a fork, everything is inert; its collector and its end change nothing here."""
 
     async def main() -> None:
@@ -134,7 +134,7 @@ def test_fork_of_the_host_owns_nothing(kit, run):
             assert await (await bench.spawn()).ask() == 7
             assert watched.exits == []
 
-    run(main)
+    run_plain(main)
 
 
 def test_collected_without_stop(kit):

@@ -44,7 +44,7 @@ def test_child_lives_talks_and_ends(kit, run):
     run(main)
 
 
-def test_death_is_noticed_with_its_signal(kit, run):
+def test_death_is_noticed_with_its_signal(kit, run_plain):
     """Row 1: SIGKILL is reported with its signal, and the boot socket is closed after that."""
 
     async def main() -> None:
@@ -58,7 +58,7 @@ def test_death_is_noticed_with_its_signal(kit, run):
             with pytest.raises(PeerGone):
                 watched.child.boot.recv_nowait()
 
-    run(main)
+    run_plain(main)
 
 
 def test_many_children_start_and_die_together(kit, warm):
@@ -440,7 +440,7 @@ def test_stop_before_start_is_harmless(run_plain):
     run_plain(main)
 
 
-def test_stop_during_the_start_ends_both(kit, run):
+def test_stop_during_the_start_ends_both(kit, run_plain):
     """Row 46: stopping a Spawner that is coming up leaves nothing, and fails whoever waits."""
 
     async def main() -> None:
@@ -454,7 +454,7 @@ def test_stop_during_the_start_ends_both(kit, run):
             with pytest.raises(Unavailable, match="stopped"):
                 await task
 
-    run(main)
+    run_plain(main)
 
 
 def test_stop_with_a_stopped_zygote_is_bounded(kit, run_plain):
@@ -494,7 +494,7 @@ def test_cancelled_stop_still_stops(kit, run_plain):
     kit.wait_gone(*pids)
 
 
-def test_loop_that_closed_without_stop(kit, run):
+def test_loop_that_closed_without_stop(kit, run_plain):
     """Row 64: after its loop is gone, stop, or the collector, still ends everything."""
     benches = []
     pids: list[int] = []
@@ -505,7 +505,7 @@ def test_loop_that_closed_without_stop(kit, run):
         pids.extend([bench.zygote, (await bench.spawn()).child.pid])
         benches.append(bench)
 
-    run(main)
+    run_plain(main)
     bench = benches.pop()
     other = asyncio.new_event_loop()
     other.run_until_complete(bench.spawner.stop())

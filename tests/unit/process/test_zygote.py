@@ -67,7 +67,7 @@ def test_child_of_a_dead_zygote_is_noticed(kit, run_plain, monkeypatch, kernel):
     run_plain(main)
 
 
-def test_zygote_and_child_killed_at_once(kit, run):
+def test_zygote_and_child_killed_at_once(kit, run_plain):
     """Row 40b: the exit arrives, and a spawn right behind it gets a child of the next zygote."""
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_zygote_and_child_killed_at_once(kit, run):
             await watched.end()
             assert await (await bench.spawn()).ask() == 7
 
-    run(main)
+    run_plain(main)
 
 
 def test_stopped_zygote_hides_no_death_and_is_replaced(kit, run_plain):
@@ -115,7 +115,7 @@ def test_spawn_with_a_stopped_zygote_gets_another(kit, run_plain):
     run_plain(main)
 
 
-@pytest.mark.parametrize("fault", ["forked:kill", "forked:stop", "reported:segv", "reported:exit0"])
+@pytest.mark.parametrize("fault", ["forked:kill", "forked:stop", "reported:exit0"])
 def test_zygote_dying_over_a_spawn_is_tried_again(kit, run_plain, monkeypatch, fault):
     """Row 40b: an order that a zygote took with it is made by the next, once and whole."""
 

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as people type it: options, variables, mistakes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import actorserve
+from actorserve.cli import IGNORED_FLAGS
+from actorserve.config import OPTIONS
+from tests.server.harness import EXAMPLES, IDENTITY_CONFIG, write_model
+
+INPUT = {"INPUT0": ("FP32", [1], [5])}
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "actorserve", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        env={**os.environ, **env},
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Return the one line on stderr of a command that ended with `code` and said nothing else."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.rstrip("\n")
+
+
+@pytest.fixture
+def model(repository: Path) -> Path:
+    """Return a repository with one model."""
+    write_model(repository, "model")
+    return repository
+
+
+# --- the command itself --------------------------------------------------------------------------
+
+
+def test_version():
+    """Name and version on stdout."""
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"actorserve {actorserve.__version__}\n")
+
+
+def test_the_installed_command_is_the_module():
+    """`actorserve` and `python -m actorserve` are one."""
+    script = Path(sys.executable).with_name("actorserve")
+    if not script.exists():
+        pytest.skip("actorserve is not installed as a command here")
+    done = subprocess.run([script, "--version"], check=True, capture_output=True, text=True)
+    assert done.stdout == f"actorserve {actorserve.__version__}\n"
+
+
+def test_no_command_shows_the_help():
+    """And is wrong usage."""
+    done = run()
+    assert done.returncode == 2
+    assert "start     serve a model repository" in done.stdout
+
+
+def test_help_lists_every_option_with_its_default():
+    """Also those that say the opposite of what they set; not those without meaning here."""
+    done = run("start", "--help")
+    assert done.returncode == 0
+    text = re.sub(r"\s+", " ", done.stdout)
+    for option in OPTIONS:
+        assert option.flag in text
+    assert "do not ask models to complete their configuration (default: false)" in text
+    assert "(default: 8000)" in text
+    assert "(default: 0:30)" in text
+    assert "--grpc-port" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "actorserve start: name a model repository, as in 'actorserve start repo/'"),
+        (
+            ("repo", "--no-such-flag"),
+            "actorserve start: unknown argument: --no-such-flag (try 'actorserve start --help')",
+        ),
+        (
+            ("repo", "--http-prot=1"),
+            "actorserve start: unknown argument: --http-prot=1 (try 'actorserve start --help')",
+        ),
+        (
+            ("/nowhere/at/all",),
+            "actorserve start: model repository '/nowhere/at/all' is not a directory",
+        ),
+        (
+            ("repo", "--http-port", "abc"),
+            "actorserve start: --http-port: expected a whole number from 0 to 65535, got 'abc'",
+        ),
+        (
+            ("repo", "--exit-timeout-secs=never"),
+            "actorserve start: --exit-timeout-secs: expected seconds, 0 or more, got 'never'",
+        ),
+        (
+            ("repo", "--model-control-mode=poll"),
+            "actorserve start: --model-control-mode: expected one of none, explicit, got 'poll'",
+        ),
+        (
+            ("repo", "--load-model=a"),
+            "actorserve start: --load-model needs --model-control-mode=explicit: else all models",
+        ),
+        (
+            ("repo", "--http-port=0", "--log-file=/nowhere/log"),
+            "actorserve start: --log-file '/nowhere/log': No such file or directory",
+        ),
+        (
+            ("repo", "--http-port=0", "--ready-file=/nowhere/ready"),
+            "actorserve start: --ready-file '/nowhere/ready': its folder is missing or not",
+        ),
+        (
+            (str(EXAMPLES), "--http-port=0", "--backend-config=python,shm-size=1"),
+            "actorserve start: --backend-config=python,shm-size=1: unknown key 'shm-size', "
+            "expected one of shm-default-byte-size, shm-growth-byte-size",
+        ),
+        (
+            ("repo", "--http-port=0", "--host=no.such.host.invalid"),
+            "actorserve start: cannot listen on no.such.host.invalid:0: ",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, line):
+    """Exit code 2, and what was expected."""
+    assert one_line(run("start", *arguments), 2).startswith(line)
+
+
+def test_a_port_in_use_is_one_line():
+    """Exit code 2 before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = one_line(run("start", str(EXAMPLES), f"--http-port={port}"), 2)
+        assert (
+            line == f"actorserve start: cannot listen on 127.0.0.1:{port}: Address already in use"
+        )
+
+
+# --- options and variables -----------------------------------------------------------------------
+
+
+def test_variables_set_options_and_flags_beat_them(start_server, model, tmp_path):
+    """ACTORSERVE_ and the flag's name; lists have commas; an empty one counts as none."""
+    write_model(tmp_path / "second", "other")
+    server = start_server(
+        flags=["--id=from the flag"],
+        env={
+            "ACTORSERVE_MODEL_REPOSITORY": f"{model},{tmp_path / 'second'}",
+            "ACTORSERVE_ID": "from the variable",
+            "ACTORSERVE_HTTP_MAX_INPUT_SIZE": "1000",
+            "ACTORSERVE_HTTP_PORT": "not a number, and never read",
+            "ACTORSERVE_LOG_FORMAT": "",
+            "ACTORSERVE_BACKEND_CONFIG": "python,shm-default-byte-size=2097152 "
+            "python,stub-timeout-seconds=5",
+        },
+    )
+    assert server.request("GET", "/v2").json["name"] == "from the flag"
+    assert server.request("POST", "/v2/models/model/infer", b"x" * 1001).status == 413
+    assert server.infer("model", INPUT)[0] == 200
+    assert server.infer("other", INPUT)[0] == 200
+    assert (
+        '"--backend-config=python,stub-timeout-seconds=5 is ignored: models have the parameters '
+        'SPAWN_TIMEOUT_S and FINALIZE_TIMEOUT_S"' in server.log()
+    )
+
+
+def test_a_wrong_variable_is_named():
+    """Not the flag that nobody gave."""
+    line = one_line(run("start", "repo", ACTORSERVE_EXIT_ON_ERROR="perhaps"), 2)
+    assert (
+        line == "actorserve start: ACTORSERVE_EXIT_ON_ERROR: expected true or false, got 'perhaps'"
+    )
+
+
+def test_flags_of_the_real_server_are_warned_of_once(start_server, model):
+    """Those without meaning here are accepted, in every spelling."""
+    server = start_server(
+        model,
+        flags=[
+            "--grpc-port=8001",
+            "--grpc-port",
+            "8001",
+            "--allow-metrics=false",
+            "--cache-config=local,size=1048576",
+            "--strict-readiness",
+        ],
+    )
+    lines = [line for line in server.log().splitlines() if "has no meaning here" in line]
+    assert [line.partition('"')[2].split()[0] for line in lines] == [
+        "--grpc-port",
+        "--allow-metrics",
+        "--cache-config",
+    ]
+    assert all(line.startswith("W") for line in lines)
+    assert server.infer("model", INPUT)[0] == 200
+
+
+def test_known_flags_are_whole_names():
+    """No name is cut in two, and none is one of our own."""
+    assert all(re.fullmatch(r"[a-z]+\d?(-[a-z0-9]+)*", name) for name in IGNORED_FLAGS)
+    assert {"grpc-root-cert", "metrics-config", "response-cache-byte-size"} <= set(IGNORED_FLAGS)
+    assert len(set(IGNORED_FLAGS)) == len(IGNORED_FLAGS)
+    own = {flag[2:] for option in OPTIONS for flag in (option.flag, *option.aliases)}
+    assert own.isdisjoint(IGNORED_FLAGS)
+
+
+# --- models at start -----------------------------------------------------------------------------
+
+
+def test_a_model_that_fails_ends_the_server(start_server, model):
+    """--exit-on-error is true by default: exit code 1, with the reason."""
+    write_model(model, "broken", "raise ValueError('no weights')\n")
+    server = start_server(model, wait=False)
+    assert server.wait() == 1
+    log = server.log()
+    assert "broken: ValueError: no weights" in log
+    assert '"exiting, since these models did not load: broken"' in log
+    assert re.search(r"^model   1        READY        1/1$", log, re.MULTILINE)
+    assert re.search(r"^broken  -        UNAVAILABLE  -$", log, re.MULTILINE)
+    assert "Ready" not in log
+    assert not server.ready_file.exists()
+
+
+def test_explicit_mode_loads_what_is_named(start_server, model):
+    """Others are not there, and do not count for readiness."""
+    write_model(model, "second")
+    write_model(model, "broken", "raise ValueError\n")
+    flags = ["--model-control-mode=explicit", "--load-model=second", "--load-model=second"]
+    server = start_server(model, flags=flags)
+    assert server.call("GET", "/v2/health/ready")[0] == 200
+    assert server.infer("second", INPUT)[0] == 200
+    assert server.infer("model", INPUT)[0] == 404
+
+
+def test_explicit_mode_without_names_is_ready_and_empty(start_server, model):
+    """No model is loaded."""
+    server = start_server(model, flags=["--model-control-mode=explicit"])
+    assert server.call("GET", "/v2/health/ready")[0] == 200
+    assert server.infer("model", INPUT)[0] == 404
+
+
+def test_explicit_mode_loads_all(start_server, model):
+    """--load-model=* names every model."""
+    write_model(model, "second")
+    server = start_server(model, flags=["--model-control-mode=explicit", "--load-model=*"])
+    assert server.infer("model", INPUT)[0] == 200
+    assert server.infer("second", INPUT)[0] == 200
+
+
+def test_explicit_mode_names_a_model_that_is_not_there(start_server, model):
+    """That is a model that failed to load."""
+    flags = ["--model-control-mode=explicit", "--load-model=nobody"]
+    server = start_server(model, flags=flags, wait=False)
+    assert server.wait() == 1
+    assert "failed to load 'nobody', failed to poll from model repository" in server.log()
+
+
+# --- the ready file ------------------------------------------------------------------------------
+
+
+def test_the_ready_file_is_written_whole_at_the_end(start_server, model, tmp_path):
+    """One that an earlier server left is gone while this one loads; no part of it is left."""
+    (tmp_path / "ready-0.json").write_text('{"stale": true}')
+    slow = "class TritonPythonModel:\n    def initialize(self, args): sys.stdin.read()\n"
+    body = slow.replace(
+        "sys.stdin.read()", "[None for _ in iter(lambda: os.path.exists(GO), True)]"
+    )
+    go = tmp_path / "go"
+    write_model(model, "slow", f"GO = {str(go)!r}\n{body}")
+    server = start_server(model, wait=False)
+    server.wait_listening()
+    assert not server.ready_file.exists()
+    go.touch()
+    server.wait_ready()
+    assert json.loads(server.ready_file.read_text()) == {
+        "pid": server.process.pid,
+        "http": {"host": "127.0.0.1", "port": server.port},
+    }
+    assert [path.name for path in tmp_path.glob("ready*")] == ["ready-0.json"]
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def test_health_is_an_exit_code(start_server, model):
+    """0 and "ready", or 1 and why not; --live asks for less."""
+    write_model(model, "broken", "raise ValueError\n", IDENTITY_CONFIG)
+    server = start_server(model, flags=["--exit-on-error=false"])
+    url = f"--url=http://{server.address}"
+    done = run("health", url)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "not ready: HTTP status 503\n")
+    done = run("health", url, "--live")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "live\n", "")
+    server.stop()
+    line = one_line(run("health", f"--url={server.address}"), 1)
+    assert line == f"not ready: {server.address}: Connection refused"
+
+
+def test_health_of_a_ready_server(start_server, model):
+    """Exit code 0."""
+    server = start_server(model)
+    done = run("health", f"--url=http://{server.address}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
+
+
+def test_health_gives_up_in_time():
+    """A server that accepts and says nothing is not ready."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        line = one_line(run("health", f"--url=127.0.0.1:{port}", "--timeout-s=0.2"), 1)
+        assert line == f"not ready: 127.0.0.1:{port}: timed out"
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "http://", "http://host:x"])
+def test_health_of_no_url_is_wrong_usage(url):
+    """Exit code 2, with an example."""
+    line = one_line(run("health", f"--url={url}"), 2)
+    assert (
+        line == f"actorserve health: --url {url!r}: expected something like http://127.0.0.1:8000"
+    )
