@@ -121,8 +121,8 @@ def _flood(count: int, make: Callable[[], bytes], take: Callable[[bytes], object
 
     def work() -> None:
         end = link.far()
-        while True:
-            left = count
+        for size in peers.sizes(count):
+            left = size
             while left:
                 frames = end.receive()
                 for _, data in frames:
@@ -134,9 +134,9 @@ def _flood(count: int, make: Callable[[], bytes], take: Callable[[bytes], object
         with Partner(work):
             end = link.near()
             elapsed_s = 0.0
-            for _ in range(2):  # the first is a warm-up
+            for size in peers.sizes(count):
                 start_s = time.monotonic()
-                for _ in range(count):
+                for _ in range(size):
                     end.send(make())
                 end.receive()
                 elapsed_s = time.monotonic() - start_s

@@ -15,13 +15,14 @@ from benchmarks.server import Server
 MANY_INSTANCES = 8
 IDLE_INSTANCES = 4
 SETTLE_S = 2.0
+IDLE_S = 5.0
 MIB = 1 << 20
 
 
 def footprint(effort: Effort) -> Findings:
     """Look at servers with 1, 8 and 4 instances that have answered a few requests."""
     findings = Findings()
-    for _ in range(effort.pick(1, 3)):
+    for _ in range(effort.pick(1, 2)):
         _look_at_many(findings)
     _look_at_idle(findings, effort)
     return findings
@@ -47,19 +48,22 @@ def _look_at_many(findings: Findings) -> None:
 
 def _look_at_idle(findings: Findings, effort: Effort) -> None:
     """Measure the CPU of everything that belongs to the server while nothing happens."""
-    seconds = 3.0 if effort.is_quick else 10.0
     with server.actorserve(repository.of_instances(IDLE_INSTANCES)) as served:
         _ask(served)
         time.sleep(SETTLE_S)
-        pids = usage.tree_of(served.pid)
-        before_s = {pid: usage.cpu_s(pid) for pid in pids}
-        start_s = time.monotonic()
-        time.sleep(seconds)
-        elapsed_s = time.monotonic() - start_s
-        used_s = {pid: usage.cpu_s(pid) - before_s[pid] for pid in pids}
-    findings.add("idle-cpu", OURS, sum(used_s.values()) / elapsed_s * 100)
-    supervisor = used_s[served.pid] / elapsed_s * 100
-    findings.add("idle-cpu", "of it the supervisor", supervisor)
+        for _ in range(effort.pick(1, 2)):
+            used = _used_percent(usage.tree_of(served.pid))
+            findings.add("idle-cpu", OURS, sum(used.values()))
+            findings.add("idle-cpu", "of it the supervisor", used[served.pid])
+
+
+def _used_percent(pids: list[int]) -> dict[int, float]:
+    """Return how much of one core each process uses while we sleep."""
+    before_s = {pid: usage.cpu_s(pid) for pid in pids}
+    start_s = time.monotonic()
+    time.sleep(IDLE_S)
+    elapsed_s = time.monotonic() - start_s
+    return {pid: (usage.cpu_s(pid) - before_s[pid]) / elapsed_s * 100 for pid in pids}
 
 
 def _ask(served: Server) -> None:

@@ -5,6 +5,7 @@
                    ▲                                                └─ anything else ─► ASGI cycle
     large bodies ──┴─ BodySink: from the kernel into shared memory      (uvicorn's own, http_app.py)
 
+A request that comes whole and whose head was seen before goes past the parser (http_memo.py).
 uvicorn's protocol contributes the parser's set-up, the ASGI cycles and flow control; its timer,
 its queueing and its error replies are replaced here, because they know neither exchanges nor a
 limit on heads.

@@ -142,7 +142,7 @@ def test_row_42_a_supervisor_that_is_killed_while_it_starts_leaves_nobody(
 
 
 def test_row_51_a_start_removes_the_names_that_dead_servers_left_and_no_others(
-    serves,
+    start_server, repository
 ):
     """A name that nobody holds goes; one that a living process holds stays."""
     names = [f"actorserve-{secrets.token_hex(12)}" for _ in range(2)]
@@ -151,7 +151,7 @@ def test_row_51_a_start_removes_the_names_that_dead_servers_left_and_no_others(
     try:
         with held.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            serves()
+            assert start_server(repository).stop() == 0
             assert not dead.exists()
             assert held.exists()
     finally:

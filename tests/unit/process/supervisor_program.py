@@ -35,7 +35,7 @@ async def main(mode: str) -> None:
         assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
     start = asyncio.ensure_future(spawner.start())
     if mode == "starting":
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         tell(zygote=spawner._keeper.link.pid, children=[])
         await start
     await start
