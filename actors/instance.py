@@ -312,7 +312,7 @@ class Instance:
             return
         self._child, self._end = child, end
         self._in_flight = InFlight(self.name, end, node.exchange)
-        self._judge = HangJudge(self._plan.budgets)
+        self._judge = HangJudge(self._plan.budgets, now_s=monotonic_s())
         self._enter(life.Phase.SPAWNING)
         try:
             end.open(child.boot, self.name)

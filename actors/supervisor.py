@@ -351,6 +351,15 @@ class Supervisor:
         """Describe a version that is loaded. Raises NotFound or Unavailable."""
         return self._version(name, version).info
 
+    def served_models(self) -> list[ModelInfo]:
+        """Describe every version that serves now."""
+        return [
+            version.info
+            for model in self._models.values()
+            for version in model.versions()
+            if version.is_ready
+        ]
+
     def model_config(self, name: str, version: str = "") -> bytes:
         """Return a model's configuration as JSON. Raises as model_info."""
         return self._version(name, version).config_json

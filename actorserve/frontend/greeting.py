@@ -15,9 +15,13 @@ MOST_ELEMENTS = 16
 _SAMPLES: dict[str, Any] = {"BYTES": "text", "BOOL": True, "FP32": 1.0, "FP64": 1.0}
 
 
-def greeting(url: str, models: Iterable[ModelInfo]) -> str:
-    """Return the lines: the address, and a request to the first model that takes short JSON."""
-    lines = ["", f"Ready: {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)"]
+def greeting(url: str, is_ready: bool, models: Iterable[ModelInfo]) -> str:
+    """Return where the server is and whether it is ready, with a request to try.
+
+    The request is for the first of the models that serve which takes short JSON.
+    """
+    state = "Ready:" if is_ready else "Serving, but not ready:"
+    lines = ["", f"{state} {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)"]
     for info in models:
         body = sample_request(info)
         if body is not None:

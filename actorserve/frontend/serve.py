@@ -23,11 +23,12 @@ from actorserve.actors import server_log
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
+from actorserve.frontend.greeting import greeting
 from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.frontend.malloc import tune_malloc
 from actorserve.frontend.notify import Notifier
-from actorserve.frontend.table import model_table, serving_note
+from actorserve.frontend.table import model_table
 
 LISTEN_BACKLOG = 2048
 _log = logging.getLogger("actorserve")
@@ -105,7 +106,8 @@ class _Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP has no meaning here")
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(number, _log.info, f"{number.name} has no meaning here")
         await self._server.open()
         http = HttpServer(self._server, self._http_settings(), [self._listener])
         await http.start()
@@ -156,7 +158,10 @@ class _Serving:
             names = ", ".join(sorted(self._server.failures))
             _log.error("exiting, since these models did not load: %s", names)
             return 1
-        print(serving_note(stats, f"http://{shown}:{port}"), file=sys.stderr, flush=True)
+        note = greeting(
+            f"http://{shown}:{port}", self._server.is_ready(), self._server.served_models()
+        )
+        print(note, file=sys.stderr, flush=True)
         self._write_ready_file(host, port)
         self._notifier.ready()
         await signalled

@@ -32,13 +32,3 @@ def model_table(stats: SupervisorStats) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     ]
     return "\n".join([*table, *(["", *reasons] if reasons else [])])
-
-
-def serving_note(stats: SupervisorStats, url: str) -> str:
-    """Return where the server is and whether it is ready, with a request to try."""
-    state = "Ready: " if stats.is_ready else "Serving, but not ready: "
-    lines = [f"\n{state}{url}   (health: {url}/v2/health/ready; stop with Ctrl-C)"]
-    serving = [model.name for model in stats.models if model.state == "READY"]
-    if serving:
-        lines.append(f"Try:   curl {url}/v2/models/{serving[0]}/config")
-    return "\n".join(lines)

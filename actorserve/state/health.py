@@ -143,14 +143,20 @@ class JudgeStats(msgspec.Struct, frozen=True):
 class HangJudge:
     """Judge one incarnation of a child; a new incarnation gets a new judge.
 
-    `interval_s` is the time between two samples.
+    `interval_s` is the time between two samples, `now_s` when the incarnation began: a gap
+    before the first sample is one like any other.
     """
 
-    def __init__(self, budgets: Budgets | None = None, interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        budgets: Budgets | None = None,
+        interval_s: float = 1.0,
+        now_s: float | None = None,
+    ) -> None:
         self.budgets = budgets or Budgets()
         self._max_gap_s = max(_GAP_INTERVALS * interval_s, interval_s + _GAP_SLACK_S)
         self._counted_from_s: float | None = None  # no budget counts time before this
-        self._last_s: float | None = None
+        self._last_s = now_s
         self._stopped_from_s: float | None = None  # the first of the samples in state T
         self._alive_s = 0.0  # the last proof of life: a beat, or CPU time
         self._cpu_s = -1.0

@@ -53,7 +53,7 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     datatype: int
     shape: tuple[int, ...]
-    data: Union[bytes, Handle]
+    data: bytes | Handle
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -75,7 +75,7 @@ class WireRequest(msgspec.Struct, frozen=True, array_like=True):
     inputs: list[WireTensor]
     requested_outputs: list[str]
     parameters: str = "{}"
-    correlation_id: Union[int, str] = 0
+    correlation_id: int | str = 0
     flags: int = 0
     timeout_us: int = 0
     cancel_slot: int = 0
@@ -86,7 +86,7 @@ class WireResponse(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     outputs: list[WireTensor] = []
-    error: Union[WireError, None] = None
+    error: WireError | None = None
     parameters: str = "{}"
     final: bool = True
 
@@ -185,7 +185,7 @@ class Initialized(Message, frozen=True, tag=31):
 class AutoCompleted(Message, frozen=True, tag=32):
     """The model's own answer to auto_complete_config, or None where it has no such method."""
 
-    config_json: Union[str, None]
+    config_json: str | None
 
 
 class BootFailed(Message, frozen=True, tag=33):
@@ -215,7 +215,7 @@ class Responded(Message, frozen=True, tag=35):
 class Finalized(Message, frozen=True, tag=36):
     """`finalize` returned; `error` is its exception as text, if any."""
 
-    error: Union[str, None] = None
+    error: str | None = None
 
 
 class LogRecord(Message, frozen=True, tag=37):

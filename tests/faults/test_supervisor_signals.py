@@ -176,9 +176,9 @@ class TritonPythonModel:
 
 BROKEN = {
     "loading": "Supervisor.load_models = broken",
-    "listening": "from actorserve.frontend.http_server import HttpServer\nHttpServer.start = broken",
-    "opening": "from actorserve.actors.model import Model\nModel.load = broken",
-    "serving": "from actorserve.frontend.notify import Notifier\nNotifier.ready = broken_now",
+    "listening": "HttpServer.start = broken",
+    "one model": "Model.load = broken",
+    "serving": "Notifier.ready = broken_now",
 }
 
 
@@ -187,8 +187,11 @@ def test_row_43_a_fault_of_ours_ends_the_server_and_its_stubs(repository, tmp_pa
     """An exception in the server's own course: exit code not 0, and nobody is left."""
     program = f"""
 import sys
+from actorserve.actors.model import Model
 from actorserve.actors.supervisor import Supervisor
 from actorserve.cli import main
+from actorserve.frontend.http_server import HttpServer
+from actorserve.frontend.notify import Notifier
 
 async def broken(*_):
     raise RuntimeError("a fault of ours")
