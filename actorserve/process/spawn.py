@@ -270,8 +270,8 @@ class Spawner:
         for order in list(self._orders.values()):
             self._fail(order, Unavailable(f"{order.name}: the Spawner was stopped"))
         for child, _ in self._children.values():
-            child.signal(signal.SIGKILL)
             child.kill_group()
+            child.signal(signal.SIGKILL)  # one that does not lead its group yet
         if self._children:
             self._childless.clear()
             await _within(self._childless, _STOP_KILL_S)
@@ -287,8 +287,8 @@ class Spawner:
         for timer in self._waits.values():
             timer.cancel()
         for child, _ in self._children.values():
-            child.signal(signal.SIGKILL)
             child.kill_group()
+            child.signal(signal.SIGKILL)  # one that does not lead its group yet
             child.close()
         for order in self._orders.values():
             order.close()

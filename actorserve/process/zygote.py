@@ -218,7 +218,9 @@ class Zygote:
     def _kill(self, kids: Sequence[_Kid]) -> None:
         """Kill children that are not reaped yet, and their groups."""
         for kid in kids:
-            for kill in (os.kill, os.killpg):
+            # The group first: the guard may end this process between the two, and a dead leader
+            # has no guard left that would end its group.
+            for kill in (os.killpg, os.kill):
                 try:
                     kill(kid.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):

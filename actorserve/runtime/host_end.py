@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from actorserve import __version__
 from actorserve.errors import (
@@ -47,14 +47,16 @@ from actorserve.wire.messages import (
 BACKLOG_MESSAGES = 4096
 _log = logging.getLogger("actorserve")
 
+M = TypeVar("M")
 
-class Listener(Protocol):
+
+class Listener(Protocol[M]):
     """Who is told of what the stub says. All calls come on the loop."""
 
     def on_attached(self, message: Attached) -> None:
         """The child mapped everything and speaks our protocol."""
 
-    def on_messages(self, messages: list[ToSupervisor]) -> None:
+    def on_messages(self, messages: list[M]) -> None:
         """Messages in the order in which the stub sent them."""
 
     def on_refused(self, error: BootError) -> None:
@@ -67,16 +69,17 @@ class Listener(Protocol):
         """The stub broke the wire; the channel is shut and the stub has to go."""
 
 
-class HostEnd:
-    """One stub's channel, seen from the supervisor."""
+class HostChannel(Generic[M]):
+    """One child's channel, seen from the supervisor; `decode` reads what the child sends."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         exchange: Exchange,
         arena: int,
-        listener: Listener,
+        listener: Listener[M],
         *,
+        decode: Callable[[bytes], M],
         first_segment_bytes: int = 4 << 20,
         growth_bytes: int = 0,
     ) -> None:
@@ -85,6 +88,7 @@ class HostEnd:
         self._loop = loop
         self._exchange = exchange
         self._listener = listener
+        self._decode = decode
         self._parts = Parts.create()
         try:
             self.lock = HealthLock.create()
@@ -172,9 +176,15 @@ class HostEnd:
     def send_encoded(self, data: bytes, tensors: Sequence[WireTensor] = ()) -> None:
         """Send an encoded message on the work lane; see `send`."""
         handles = [tensor.data for tensor in tensors if isinstance(tensor.data, Handle)]
+        self.send_with_handles(data, handles)
+
+    def send_with_handles(
+        self, data: bytes, handles: Sequence[Handle], *, on_control: bool = False
+    ) -> None:
+        """Send an encoded message that names these handles; see `send`."""
         if handles:
             self._exchange.announce(self, handles)
-        self._push(self._work, data)
+        self._push(self._control if on_control else self._work, data)
         if handles:
             self._exchange.lend(self, handles)
 
@@ -252,7 +262,8 @@ class HostEnd:
             frames = self._up.drain()
             if frames:
                 self._received += len(frames)
-                self._listener.on_messages([decode_to_supervisor(data) for _, data in frames])
+                decode = self._decode
+                self._listener.on_messages([decode(data) for _, data in frames])
             if not self._closed:
                 self._exchange.returned(self, self._work.take_releases(mark))
                 self._return_waiting()
@@ -321,3 +332,27 @@ class HostEnd:
     def stats(self) -> ChannelStats:
         """Return the counters of this end."""
         return ChannelStats(self._sent, self._received, len(self._backlog), len(self._returning))
+
+
+class HostEnd(HostChannel[ToSupervisor]):
+    """One stub's channel, seen from the supervisor: the model server's messages."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        arena: int,
+        listener: Listener[ToSupervisor],
+        *,
+        first_segment_bytes: int = 4 << 20,
+        growth_bytes: int = 0,
+    ) -> None:
+        super().__init__(
+            loop,
+            exchange,
+            arena,
+            listener,
+            decode=decode_to_supervisor,
+            first_segment_bytes=first_segment_bytes,
+            growth_bytes=growth_bytes,
+        )

@@ -14,6 +14,8 @@ import os
 import platform
 import threading
 from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,15 +52,19 @@ KEPT_BYTES = 32 << 20
 """A stub without work for TRIM_AFTER_S gives the pages of its arena back, beyond KEPT_BYTES."""
 
 
-class PeerEnd:
-    """One stub's channel, seen from the stub."""
+M = TypeVar("M")
 
-    def __init__(self, boot: BootSocket) -> None:
+
+class PeerChannel(Generic[M]):
+    """One child's channel, seen from the child; `decode` reads what the supervisor sends."""
+
+    def __init__(self, boot: BootSocket, decode: Callable[[bytes], M]) -> None:
         """Take Hello from the boot socket, map everything and answer Attached.
 
         Raises ProtocolError for another protocol, PeerGone where the supervisor is gone.
         """
         self._boot = boot
+        self._decode = decode
         hello, fds = self._receive_hello()
         self.instance = hello.instance
         parts = _attach_parts(fds)
@@ -83,7 +89,7 @@ class PeerEnd:
         self._send_lock = threading.Lock()
         self._boot_lock = threading.Lock()
         self._arena_lock = threading.Lock()
-        self._pending: deque[ToStub] = deque()
+        self._pending: deque[M] = deque()
         self._releasing: deque[Handle] = deque()
         self._sent = 0
         self._received = 0
@@ -113,7 +119,7 @@ class PeerEnd:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def receive(self) -> ToStub:
+    def receive(self) -> M:
         """Return the next message of the work lane, waiting for it. Main thread only.
 
         Raises PeerGone when the supervisor is gone.
@@ -122,7 +128,8 @@ class PeerEnd:
             frames = self._work.drain()
             if frames:
                 self._received += len(frames)
-                self._pending.extend([decode_to_stub(data) for _, data in frames])
+                decode = self._decode
+                self._pending.extend([decode(data) for _, data in frames])
             elif self._work.park():
                 if not self._sleep(self._main_bell, TRIM_AFTER_S):
                     self._trim()
@@ -136,13 +143,18 @@ class PeerEnd:
         """Beat and answer pings until the supervisor is gone. The control thread's whole life."""
         while True:
             for _, data in self._control.drain():
-                message = decode_to_stub(data)
+                message = self._decode(data)
                 if isinstance(message, Ping):
                     self.send(Pong(message.number, self._used_bytes()))
+                else:
+                    self.on_control_message(message)
             self.page.beat(monotonic_ns())
             if self._control.park():
                 self._sleep(self._control_bell, BEAT_S)
                 self._control.unpark()
+
+    def on_control_message(self, message: M) -> None:
+        """Take what came on the control lane and is no Ping; nothing, unless a subclass does."""
 
     def _sleep(self, bell: Doorbell, timeout_s: float | None) -> bool:
         """Sleep until the bell rings; False after `timeout_s`. Raises PeerGone."""
@@ -262,6 +274,13 @@ class PeerEnd:
     def stats(self) -> ChannelStats:
         """Return the counters of this end."""
         return ChannelStats(self._sent, self._received, 0, len(self._releasing))
+
+
+class PeerEnd(PeerChannel[ToStub]):
+    """One stub's channel, seen from the stub: the model server's messages."""
+
+    def __init__(self, boot: BootSocket) -> None:
+        super().__init__(boot, decode_to_stub)
 
 
 _BYTE = np.dtype(np.uint8)

@@ -239,6 +239,7 @@ def kit() -> types.SimpleNamespace:
         is_gone=is_gone,
         open_fds=open_fds,
         sleep_for_ever=sleep_for_ever,
+        started_processes=started_processes,
         until=until,
         wait_gone=wait_gone,
     )
