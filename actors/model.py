@@ -38,7 +38,7 @@ class Model:
         self.name = name
         self.should_serve = False
         self.reason = ""
-        self._versions: dict[int, ModelVersion] = {}
+        self._versions: dict[int, ModelVersion] = {}  # the highest first
         self._loading: dict[int, ModelVersion] = {}
         self._retiring: list[ModelVersion] = []  # replaced by a reload and not gone yet
         self._lock = asyncio.Lock()
@@ -58,7 +58,8 @@ class Model:
         loop = asyncio.get_running_loop()
         source = await loop.run_in_executor(None, repository.read, entry)
         plan = await plan_model(self._node, source)
-        fresh = {int(each.info.version): ModelVersion(self._node, each) for each in plan.versions}
+        plans = sorted(plan.versions, key=lambda each: -int(each.info.version))
+        fresh = {int(each.info.version): ModelVersion(self._node, each) for each in plans}
         self._loading = fresh
         try:
             await _load_all(list(fresh.values()))
@@ -107,18 +108,18 @@ class Model:
         Raises NotFound or Unavailable, with the texts that clients match on.
         """
         if text in ("", "-1"):
-            for number in sorted(self._versions, reverse=True):
-                if self._versions[number].state is VersionState.READY:
-                    return self._versions[number]
+            for version in self._versions.values():
+                if version.state is VersionState.READY:
+                    return version
             raise NotFound(f"Request for unknown model: '{self.name}' has no available versions")
-        version = self._versions.get(int(text)) if text.isdecimal() else None
-        if version is None:
+        named = self._versions.get(int(text)) if text.isdecimal() else None
+        if named is None:
             raise NotFound(f"Request for unknown model: '{self.name}' version {text} is not found")
-        if version.state is not VersionState.READY:
+        if named.state is not VersionState.READY:
             raise Unavailable(
                 f"Request for unknown model: '{self.name}' version {text} is not at ready state"
             )
-        return version
+        return named
 
     @property
     def is_ready(self) -> bool:

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from actorserve.actors.embedding import Embedding
 from actorserve.actors.instance import LEVELS
 from actorserve.actors.model import Model, ModelStats
 from actorserve.actors.model_version import ModelVersion
@@ -33,18 +32,15 @@ from actorserve.clock import monotonic_s
 from actorserve.config import Settings, parse_backend_config
 from actorserve.errors import (
     ActorserveError,
-    DeadlineExceeded,
     NotFound,
     Unavailable,
 )
 from actorserve.process.spawn import Spawner
 from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
 from actorserve.shm import janitor
-from actorserve.triton.arrays import array_of, tensor_of
 from actorserve.triton.inference import (
     InferRequest,
     InferResponse,
-    InferTensor,
     ModelInfo,
     Slab,
 )
@@ -54,7 +50,6 @@ IDLE_ARENA_BYTES = 64 << 20
 IDLE_WATCHES = 10
 STUB_MODULE = "actorserve.actors.stub"
 QUICK_STOP_S = 2.0
-COPY_ON_LOOP_BYTES = 1 << 20
 
 _log = logging.getLogger("actorserve")
 
@@ -68,7 +63,7 @@ class SupervisorStats(msgspec.Struct, frozen=True):
     exchange: ExchangeStats
 
 
-class Supervisor:
+class Supervisor(Embedding):
     """The model server, to be embedded or to be served by front ends.
 
     >>> async with Supervisor("repo/") as server:
@@ -384,100 +379,6 @@ class Supervisor:
         models = self._models.values()
         return self._is_loaded and all(m.is_ready for m in models if m.should_serve)
 
-    # --- embedding -------------------------------------------------------------------------------
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike],
-        *,
-        version: str = "",
-        outputs: Sequence[str] = (),
-        timeout_s: float | None = None,
-        request_id: str = "",
-        priority: int = 0,
-        parameters: Mapping[str, bool | int | float | str] | None = None,
-    ) -> dict[str, npt.NDArray[np.generic]]:
-        """Run one inference and return the outputs by name.
-
-        Inputs are arrays, or what numpy makes arrays of, in the data types of the model (strings
-        and bytes for BYTES). Outputs of more than 4 KiB are read-only views of shared memory,
-        valid as long as they are referenced. Cancelling the task cancels the request.
-        Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
-        DeadlineExceeded after `timeout_s`.
-        """
-        tensors = []
-        try:
-            for name, value in inputs.items():
-                tensors.append(await self._tensor(name, value))
-        except BaseException:
-            _release(tensors)
-            raise
-        request = InferRequest(
-            model,
-            tensors,
-            version,
-            request_id,
-            list(outputs),
-            dict(parameters or {}),
-            priority=priority,
-            timeout_us=int(timeout_s * 1e6) if timeout_s is not None else 0,
-        )
-        response = await self._answer(request, timeout_s)
-        if response.error is None:
-            return {tensor.name: array_of(tensor) for tensor in response.outputs}
-        try:
-            raise response.error
-        finally:
-            # Else error, traceback, this frame and the response keep each other alive, and with
-            # them whatever views the callers' frames hold.
-            del response
-
-    async def _tensor(self, name: str, value: npt.ArrayLike) -> InferTensor:
-        """Make a tensor of an array; a large one is copied into shared memory, off the loop."""
-        tensor, body = tensor_of(name, value)
-        if body is None:
-            return tensor
-        slab = self._node.exchange.allocate(body.nbytes)
-        while slab is None:
-            await self.grow(body.nbytes)
-            slab = self._node.exchange.allocate(body.nbytes)
-        target = np.frombuffer(slab.buffer, np.uint8)
-        if body.nbytes < COPY_ON_LOOP_BYTES:
-            np.copyto(target, body)
-        else:
-            loop = asyncio.get_running_loop()
-            try:
-                await loop.run_in_executor(self._node.executor, np.copyto, target, body)
-            except BaseException:
-                slab.release()
-                raise
-        tensor.data = slab
-        return tensor
-
-    async def _answer(self, request: InferRequest, timeout_s: float | None) -> InferResponse:
-        answer: asyncio.Future[InferResponse] = self._node.loop.create_future()
-
-        def take(response: InferResponse) -> None:
-            if not answer.done():
-                answer.set_result(response)
-
-        factory = self.submit(request, take)
-        timer = None
-        if timeout_s is not None:
-            late = DeadlineExceeded(
-                f"model '{request.model_name}' did not answer within {timeout_s:g} s"
-            )
-            timer = self._node.loop.call_later(timeout_s, factory.expire, late)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            factory.disconnect()
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-
     def stats(self) -> SupervisorStats:
         """Return where the server stands, from real state."""
         node = self._node
@@ -493,9 +394,3 @@ class Supervisor:
 
 def _log_process(level: int, text: str) -> None:
     _log.log(LEVELS[level], "%s", text)
-
-
-def _release(tensors: Sequence[InferTensor]) -> None:
-    for tensor in tensors:
-        if isinstance(tensor.data, ArenaSlab):
-            tensor.data.release()

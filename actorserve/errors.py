@@ -165,6 +165,47 @@ class BootError(ActorserveError):
     """A child process that cannot start, whatever is tried: retrying will not help."""
 
 
+# --- actors --------------------------------------------------------------------------------------
+
+
+class ActorDead(Unavailable):
+    """No answer will come from this actor: it is gone for good; the text says why."""
+
+
+class ActorStopped(ActorDead):
+    """The actor was stopped, is stopping, or has ended of itself; the message was not begun."""
+
+
+class ActorDied(ActorDead):
+    """The actor died while it had the message, which it may have begun; see its restart policy."""
+
+
+class ActorRestarting(Unavailable):
+    """The actor died and its next start is not near; `retry_after_s` says when it is due."""
+
+
+class Full(ResourceExhausted):
+    """The actor's mailbox has no room, and the caller did not want to wait."""
+
+
+class Crash(ActorserveError):
+    """Raised by an actor in `receive`: it cannot go on, and its restart policy decides."""
+
+
+class ReceiveError(ActorserveError):
+    """An actor's `receive` raised; the actor goes on with its next message.
+
+    `kind` is the name of the exception's class, `detail` its text, `stack` its traceback as text.
+    Within one process the exception itself is the `__cause__`.
+    """
+
+    def __init__(self, message: str, kind: str = "", detail: str = "", stack: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.detail = detail
+        self.stack = stack
+
+
 _BY_CODE: dict[Code, type[ActorserveError]] = {
     Code.UNKNOWN: UnknownError,
     Code.INTERNAL: InternalError,

@@ -8,9 +8,11 @@ SIGTERM, SIGINT ─► not ready, drain, stop ─► exit code 0;  a second sign
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,19 +33,49 @@ from actorserve.frontend.notify import Notifier
 from actorserve.frontend.table import model_table
 
 LISTEN_BACKLOG = 2048
+MOST_DESCRIPTORS = 1 << 16
+"""Not beyond: some programs that a model may start close every descriptor up to the limit."""
+
 _log = logging.getLogger("actorserve")
 
 
 def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError for what cannot be."""
+    _fill_standard_descriptors()
     server_log.install(settings)
     for flag in ignored_flags:
         _log.warning("%s has no meaning here and is ignored", flag)
     _remove_old_ready_file(settings.ready_file)
     tune_malloc()
+    _raise_descriptor_limit()
     listener = _listen(settings)
     with listener:
         return _run_loop(_Serving(settings, listener).run())
+
+
+def _fill_standard_descriptors() -> None:
+    """Put /dev/null where 0, 1 or 2 are closed: a socket of that number would be taken for them.
+
+    (libuv aborts the process when it is to close one.)
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _show(text: str) -> None:
+    """Write to stderr, for whoever watches; serving goes on where nobody does."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _raise_descriptor_limit() -> None:
+    """Use what the system grants: each stub takes about 14 descriptors, each connection one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _remove_old_ready_file(name: str) -> None:
@@ -152,7 +184,7 @@ class _Serving:
             return 0
         loading.result()
         stats = self._server.stats()
-        print(model_table(stats), file=sys.stderr, flush=True)
+        _show(model_table(stats))
         if self._server.failures and self._settings.exit_on_error:
             signalled.cancel()
             names = ", ".join(sorted(self._server.failures))
@@ -161,7 +193,7 @@ class _Serving:
         note = greeting(
             f"http://{shown}:{port}", self._server.is_ready(), self._server.served_models()
         )
-        print(note, file=sys.stderr, flush=True)
+        _show(note)
         self._write_ready_file(host, port)
         self._notifier.ready()
         await signalled

@@ -39,6 +39,15 @@ def arm(read_fd: int, *, whole_group: bool) -> list[int]:
     return guards
 
 
+def only_wake(guards: list[int]) -> None:
+    """Have the armed guards send SIGCONT instead: go on, and look what happened.
+
+    For a process that always looks, and has to tidy up when its supervisor is gone.
+    """
+    for fd in guards:
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGCONT)
+
+
 def _armed(read_fd: int, owner: int) -> int:
     guard = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.fcntl(guard, _F_SETSIG, signal.SIGKILL)

@@ -11,7 +11,9 @@ another. What holds here:
   has its pid and pidfd (child.py), so a zygote that dies in between leaves nobody behind.
 * The pidfd of a child is opened before the child can be reaped, and its group is killed before it
   is reaped, so that neither can ever name a stranger.
-* When the link ends, or the supervisor's pidfd fires, or the guard does, all end at once.
+* When the link ends or the supervisor's pidfd fires, all children and their groups are killed at
+  once, dead ones' groups too. While it imports, which may take any time, the guard kills the
+  zygote; afterwards it must live to do this, so the guard only continues it if it was stopped.
 
 What is imported here, every child has at once; `process.boot` is imported for them alone.
 """
@@ -71,6 +73,7 @@ def main() -> NoReturn:
     fault_point("zygote.imported")
     link = socket.socket(fileno=link_fd)
     zygote = Zygote(link, guards, guard_fd, supervisor_pidfd)
+    guard.only_wake(guards)
     importlib.invalidate_caches()  # its first call imports modules, better here than in children
     gc.collect()
     gc.freeze()  # else the collector of each child would touch, and so copy, every page
@@ -218,9 +221,7 @@ class Zygote:
     def _kill(self, kids: Sequence[_Kid]) -> None:
         """Kill children that are not reaped yet, and their groups."""
         for kid in kids:
-            # The group first: the guard may end this process between the two, and a dead leader
-            # has no guard left that would end its group.
-            for kill in (os.killpg, os.kill):
+            for kill in (os.killpg, os.kill):  # a child that was just forked leads no group yet
                 try:
                     kill(kid.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):

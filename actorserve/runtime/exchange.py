@@ -279,7 +279,9 @@ class Exchange:
         return ExchangeStats(self._arena.stats(), self._ledger.stats().blocks, views.leases)
 
     def close(self) -> None:
-        """Let go of everything; views that are alive keep their memory."""
+        """Let go of everything; views that are alive keep their memory. Idempotent."""
         self._peers.clear()
+        for arena in {arena for arena, _ in self._segments}:
+            self._views.forget_arena(arena)
         self._segments.clear()
         self._arena.close()

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import actorserve
@@ -218,6 +220,18 @@ def test_known_flags_are_whole_names():
     assert len(set(IGNORED_FLAGS)) == len(IGNORED_FLAGS)
     own = {flag[2:] for option in OPTIONS for flag in (option.flag, *option.aliases)}
     assert own.isdisjoint(IGNORED_FLAGS)
+
+
+def test_the_limit_of_open_files_is_raised(start_server, model):
+    """A soft limit of 256 would do for a dozen stubs; the hard one is the administrator's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        server = start_server(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert limits == (min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16, hard)
 
 
 # --- models at start -----------------------------------------------------------------------------

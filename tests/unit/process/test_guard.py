@@ -83,3 +83,19 @@ def test_group_of_a_dead_leader_is_guarded(pipe, guarded, kit):
     kit.wait_gone(member)
     os.close(told_r)
     os.close(told_w)
+
+
+def test_softened_guard_continues_a_stopped_process(pipe, kit):
+    """A guard that only wakes sends SIGCONT when the supervisor is gone."""
+    read_fd, write_fd = pipe
+
+    def body() -> None:
+        os.close(write_fd)
+        guard.only_wake(guard.arm(read_fd, whole_group=False))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(5)
+
+    pid = kit.forked(body)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.close(write_fd)
+    assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 5

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inference for the app that embeds a supervisor: arrays in, arrays out.
+
+infer ──┐                                       ┌──► the one response
+├─► tensors (large ones into the arena) ─► submit
+stream ─┘                                       └──► each response as it comes
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actorserve.actors.node import Node
+from actorserve.actors.response_factory import ResponseFactory
+from actorserve.errors import DeadlineExceeded
+from actorserve.runtime.exchange import ArenaSlab
+from actorserve.triton.arrays import array_of, tensor_of
+from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
+
+COPY_ON_LOOP_BYTES = 1 << 20
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+
+class Embedding(ABC):
+    """What a supervisor offers to Python callers; see the module's head."""
+
+    @property
+    @abstractmethod
+    def _node(self) -> Node:
+        """Return what all actors share. Raises Unavailable where nothing runs."""
+
+    @abstractmethod
+    def submit(
+        self, request: InferRequest, on_response: Callable[[InferResponse], None]
+    ) -> ResponseFactory:
+        """Validate and enqueue a request."""
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Outputs:
+        """Run one inference and return the outputs by name.
+
+        Inputs are arrays, or what numpy makes arrays of, in the data types of the model (strings
+        and bytes for BYTES). Outputs are read-only; those of more than 4 KiB are views of shared
+        memory, valid as long as they are referenced. Cancelling the task cancels the request.
+        Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
+        DeadlineExceeded after `timeout_s`.
+        """
+        request = InferRequest(
+            model,
+            await self._tensors(inputs),
+            version,
+            request_id,
+            list(outputs),
+            dict(parameters or {}),
+            priority=priority,
+            timeout_us=_microseconds(timeout_s),
+        )
+        loop = self._node.loop
+        answer: asyncio.Future[InferResponse] = loop.create_future()
+
+        def take(response: InferResponse) -> None:
+            if not answer.done():
+                answer.set_result(response)
+
+        factory = self.submit(request, take)
+        timer = None if timeout_s is None else _expire_in(loop, factory, model, timeout_s)
+        try:
+            response = await answer
+        except asyncio.CancelledError:
+            factory.disconnect()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if response.error is None:
+            return {tensor.name: array_of(tensor) for tensor in response.outputs}
+        try:
+            raise response.error
+        finally:
+            # Else error, traceback, this frame and the response keep each other alive, and with
+            # them whatever views the callers' frames hold.
+            del response
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> AsyncGenerator[Outputs, None]:
+        """Yield the responses to one request as they come; a plain model has exactly one.
+
+        Arguments and errors are those of `infer`; `timeout_s` is for the whole of it. Leaving the
+        loop early cancels the request.
+        """
+        request = InferRequest(
+            model,
+            await self._tensors(inputs),
+            version,
+            request_id,
+            list(outputs),
+            dict(parameters or {}),
+            priority=priority,
+            timeout_us=_microseconds(timeout_s),
+        )
+        loop = self._node.loop
+        inbox = _Inbox(loop)
+        factory = self.submit(request, inbox.put)
+        timer = None if timeout_s is None else _expire_in(loop, factory, model, timeout_s)
+        is_over, count = False, 0
+        try:
+            while not is_over:
+                response = await inbox.take()
+                is_over = response.final
+                if response.error is not None:
+                    try:
+                        raise response.error
+                    finally:
+                        del response  # as in infer
+                if response.outputs or not is_over or not count:
+                    count += 1
+                    yield {tensor.name: array_of(tensor) for tensor in response.outputs}
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not is_over:
+                factory.disconnect()
+
+    async def _tensors(self, inputs: Mapping[str, npt.ArrayLike]) -> list[InferTensor]:
+        tensors: list[InferTensor] = []
+        try:
+            for name, value in inputs.items():
+                tensors.append(await self._tensor(name, value))
+        except BaseException:
+            for tensor in tensors:
+                if isinstance(tensor.data, ArenaSlab):
+                    tensor.data.release()
+            raise
+        return tensors
+
+    async def _tensor(self, name: str, value: npt.ArrayLike) -> InferTensor:
+        """Make a tensor of an array; a large one is copied into shared memory, off the loop."""
+        tensor, body = tensor_of(name, value)
+        if body is None:
+            return tensor
+        node = self._node
+        slab = node.exchange.allocate(body.nbytes)
+        while slab is None:
+            await node.exchange.grow(body.nbytes, node.executor)
+            slab = node.exchange.allocate(body.nbytes)
+        target = np.frombuffer(slab.buffer, np.uint8)
+        try:
+            if body.nbytes < COPY_ON_LOOP_BYTES:
+                np.copyto(target, body)
+            else:
+                await node.loop.run_in_executor(node.executor, np.copyto, target, body)
+        except BaseException:
+            slab.release()
+            raise
+        tensor.data = slab
+        return tensor
+
+
+def _microseconds(timeout_s: float | None) -> int:
+    return 0 if timeout_s is None else int(timeout_s * 1e6)
+
+
+def _expire_in(
+    loop: asyncio.AbstractEventLoop, factory: ResponseFactory, model: str, timeout_s: float
+) -> asyncio.TimerHandle:
+    late = DeadlineExceeded(f"model '{model}' did not answer within {timeout_s:g} s")
+    return loop.call_later(timeout_s, factory.expire, late)
+
+
+class _Inbox:
+    """Responses on their way from the loop's callbacks to one waiting task."""
+
+    __slots__ = ("_loop", "_responses", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._responses: deque[InferResponse] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, response: InferResponse) -> None:
+        """Take a response and wake the task."""
+        self._responses.append(response)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> InferResponse:
+        """Return the next response, waiting for it."""
+        while not self._responses:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._responses.popleft()

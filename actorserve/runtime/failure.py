@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors to the wire and back, and what user code raised as an error of ours."""
+
+from __future__ import annotations
+
+import traceback
+
+from actorserve import errors
+from actorserve.errors import ActorserveError, Crash, ReceiveError, Unavailable
+from actorserve.wire.actors import WireFailure
+
+_LONGEST_TEXT = 16 << 10  # characters: a failure has to fit into a frame of the control lane
+_CLASSES: dict[str, type[ActorserveError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, ActorserveError)
+}
+
+
+def failure_of(error: ActorserveError) -> WireFailure:
+    """Turn an error into what travels."""
+    name = type(error).__name__
+    if name not in _CLASSES:  # a user's own subclass: its nearest relative of ours
+        name = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _CLASSES)
+    text = error.message[:_LONGEST_TEXT]
+    if isinstance(error, ReceiveError):
+        detail, stack = error.detail[:_LONGEST_TEXT], error.stack[-_LONGEST_TEXT // 2 :]
+        return WireFailure(name, error.code, text, error.kind, detail, stack)
+    retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else None
+    return WireFailure(name, error.code, text, retry_after_s=retry_after_s)
+
+
+def error_of(failure: WireFailure) -> ActorserveError:
+    """Build the error that a failure stands for."""
+    kind = _CLASSES.get(failure.error)
+    if kind is None:
+        return errors.error_for(failure.code, failure.message)
+    if issubclass(kind, ReceiveError):
+        return kind(failure.message, failure.kind, failure.detail, failure.stack)
+    if issubclass(kind, Unavailable):
+        return kind(failure.message, failure.retry_after_s)
+    return kind(failure.message)
+
+
+def again(error: ActorserveError) -> ActorserveError:
+    """Return an error of the same kind and text for another caller: tracebacks are not shared."""
+    return error_of(failure_of(error))
+
+
+def cut(error: BaseException) -> None:
+    """Drop our own frame from the traceback of what user code raised.
+
+    The frame knows the caller, who will hold the error: a cycle that only the garbage collector
+    would end.
+    """
+    trace = error.__traceback__
+    error.__traceback__ = trace.tb_next if trace is not None else None
+
+
+def of_user_code(error: BaseException, where: str) -> ActorserveError:
+    """Return the error for the caller of code that raised; `where` says which, for people.
+
+    Errors of this package are passed on as they are: an actor may refuse with NotFound.
+    """
+    if isinstance(error, ActorserveError) and not isinstance(error, Crash):
+        return error.with_traceback(None)
+    kind = type(error).__name__
+    detail = _text(error)
+    wrapped = ReceiveError(
+        f"{where}: {kind}: {detail}" if detail else f"{where}: {kind}",
+        kind,
+        detail,
+        "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def crash_reason(error: BaseException) -> str:
+    """Say in words why an actor crashed."""
+    if isinstance(error, Crash):
+        return f"crashed: {error.message}"
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    detail = _text(error)
+    return f"crashed: {type(error).__name__}{': ' if detail else ''}{detail}"
+
+
+def is_crash(error: BaseException) -> bool:
+    """Whether this ends the actor, and not only the message."""
+    return isinstance(error, (Crash, SystemExit, KeyboardInterrupt))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # whatever a __str__ may do
+        return "(its text cannot be had)"
