@@ -20,11 +20,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "ActorserveError": "actorserve.errors",
     "Supervisor": "actorserve.actors.supervisor",
+    "SyncSupervisor": "actorserve.actors.sync_supervisor",
 }
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (the keys are strings)
 
 if TYPE_CHECKING:
     from actorserve.actors.supervisor import Supervisor as Supervisor
+    from actorserve.actors.sync_supervisor import SyncSupervisor as SyncSupervisor
     from actorserve.errors import ActorserveError as ActorserveError
 
 

@@ -120,6 +120,20 @@ def _leaks(before: tuple[set[int], set[str], dict[str, str], set[int]]) -> list[
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def libuv_is_warm() -> None:
+    """Let libuv make the one pipe that it keeps for the life of a process."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return
+    uvloop.run(_nothing())
+
+
+async def _nothing() -> None:
+    return None
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(hard_timeout: None) -> Iterator[None]:
     """Fail a test that leaves a process, a /dev/shm entry, a descriptor or a thread."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `actorserve start` prints when it has loaded: a table of the models, and where they are."""
+"""The table of models that `actorserve start` prints when it has loaded them."""
 
 from __future__ import annotations
 

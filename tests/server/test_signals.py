@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import threading
@@ -251,10 +252,13 @@ def test_systemd_is_told(start_server, repository, tmp_path):
 
 
 def test_the_log_of_a_life_is_in_order(start_server, repository):
-    """From the first line to the last: where it is served, what was loaded, how it ended."""
+    """Where it is served, what was loaded, a request that works, how it ended."""
     write_model(repository, "model", IDENTITY, IDENTITY_CONFIG)
     server = start_server(repository)
     url = f"http://{server.address}"
+    tried = next(line for line in server.log().splitlines() if line.startswith("Try:   "))
+    _, _, _, where, _, body = shlex.split(tried)
+    assert server.request("POST", where.removeprefix(url), body.encode()).status == 200
     assert server.stop() == 0
     log = re.sub(r"^[IWE]\d{4} \S+ \d+ \S+\] ", "", server.log(), flags=re.MULTILINE)
     assert log.splitlines() == [
@@ -265,7 +269,7 @@ def test_the_log_of_a_life_is_in_order(start_server, repository):
         "model  1        READY  1/1",
         "",
         f"Ready: {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)",
-        f"Try:   curl {url}/v2/models/model/config",
+        tried,
         '"SIGTERM: stopping when accepted work has ended"',
         '"stopped"',
     ]

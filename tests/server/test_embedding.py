@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor inside another program: loops, threads, streams, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actorserve import Supervisor, SyncSupervisor
+from actorserve.config import Settings
+from actorserve.errors import NotFound, Unavailable
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "repository"
+ONLY_ADD_SUB = Settings(model_control_mode="explicit", load_model=("add_sub",))
+X = np.arange(4, dtype=np.float32)
+INPUTS = {"INPUT0": X, "INPUT1": X}
+
+
+def test_a_synchronous_app_serves_from_many_threads():
+    """Eight threads share one server without asyncio."""
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+        assert server.is_ready() and server.failures == {}
+
+        def ask(n: int) -> bool:
+            x = np.full(4, n, np.float32)
+            outputs = server.infer("add_sub", {"INPUT0": x, "INPUT1": x}, timeout_s=20)
+            return bool(np.array_equal(outputs["OUTPUT0"], 2 * x))
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(ask, range(200)))
+        assert server.stats().models[0].versions[0].scheduler.succeeded == 200
+
+
+def test_a_synchronous_server_is_stopped_twice_and_started_again():
+    """stop() is idempotent, also before start(); a stopped server says so, and starts again."""
+    server = SyncSupervisor(EXAMPLES, ONLY_ADD_SUB)
+    server.stop()
+    with pytest.raises(Unavailable, match="not running"):
+        server.infer("add_sub", INPUTS)
+    for _ in range(2):
+        server.start()
+        assert np.array_equal(server.infer("add_sub", INPUTS)["OUTPUT0"], 2 * X)
+        server.stop()
+        server.stop()
+
+
+def test_errors_cross_the_thread():
+    """A synchronous caller sees the same errors."""
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server, pytest.raises(NotFound, match="'nope'"):
+        server.infer("nope", INPUTS)
+
+
+def test_a_stream_of_a_plain_model_has_one_response():
+    """stream() works for models that have one answer."""
+
+    async def main() -> None:
+        async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+            found = [each async for each in server.stream("add_sub", INPUTS)]
+            assert len(found) == 1
+            assert np.array_equal(found[0]["OUTPUT0"], 2 * X)
+
+    asyncio.run(main())
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+        assert len(list(server.stream("add_sub", INPUTS))) == 1
+
+
+def test_models_are_loaded_and_unloaded_by_the_app():
+    """load() and unload() work while others serve."""
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+        server.load("async_double")
+        x = np.array([21], np.int64)
+        assert server.infer("async_double", {"INPUT": x})["OUTPUT"].tolist() == [42]
+        server.unload("async_double")
+        assert not server.is_model_ready("async_double")
+        with pytest.raises(NotFound):
+            server.infer("async_double", {"INPUT": x})
+        assert server.is_model_ready("add_sub")
+
+
+def test_two_servers_live_in_one_process_off_the_main_thread():
+    """Each has its own loop, thread and zygote."""
+    outcomes: list[object] = []
+
+    def run() -> None:
+        async def main() -> None:
+            async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+                outputs = await server.infer("add_sub", INPUTS, timeout_s=20)
+                outcomes.append(outputs["OUTPUT0"].tolist())
+
+        asyncio.run(main())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert outcomes == [[0, 2, 4, 6]] * 2
+
+
+def test_uvloop_runs_it_too():
+    """The server does not depend on the standard loop."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+            outputs = await server.infer("add_sub", INPUTS)
+            assert np.array_equal(outputs["OUTPUT1"], 0 * X)
+
+    uvloop.run(main())
