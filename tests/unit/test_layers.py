@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "actorserve"
 
 LAYERS = (
     ("__main__",),
-    ("cli",),
+    ("cli", "testing"),
     ("frontend",),
     ("actors",),
     ("triton",),
