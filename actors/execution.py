@@ -19,7 +19,7 @@ from actorserve.errors import ActorserveError, Code
 from actorserve.process.fault import fault_point
 from actorserve.runtime.peer_end import PeerEnd
 from actorserve.triton.error import TritonModelException
-from actorserve.triton.failure import format_exception
+from actorserve.triton.failure import format_exception, plain_text
 from actorserve.triton.logger import Logger
 from actorserve.triton.request import InferenceRequest
 from actorserve.triton.response import InferenceResponse
@@ -71,7 +71,10 @@ class Execution:
         page.begin_batch(message.batch, time.monotonic_ns())
         fault_point("stub.decode")
         live = [wire for wire in message.requests if not self._is_cancelled(wire)]
-        responses = [_cancelled(wire) for wire in message.requests if wire not in live]
+        responses = []
+        if len(live) < len(message.requests):
+            ids = {wire.id for wire in live}
+            responses = [_cancelled(wire) for wire in message.requests if wire.id not in ids]
         started_ns = time.monotonic_ns()
         if live:
             responses += self._answers(live)
@@ -180,15 +183,18 @@ class Execution:
             return WireResponse(wire.id, [], WireError(int(Code.INTERNAL), message))
         error = answer._error
         if error is not None:
-            return WireResponse(wire.id, [], WireError(int(error.code()), error.message()))
+            text = plain_text(error.message())
+            return WireResponse(wire.id, [], WireError(int(error.code()), text))
         wanted = wire.requested_outputs
+        outputs: list[WireTensor] = []
         try:
-            outputs = [
-                self._wire_tensor(tensor) for tensor in answer._outputs if tensor._name in wanted
-            ]
+            for tensor in answer._outputs:
+                if tensor._name in wanted:
+                    outputs.append(self._wire_tensor(tensor))
         except (ActorserveError, TritonModelException) as problem:
+            self._end.withdraw(outputs)
             code = getattr(problem, "code", Code.INTERNAL)
-            return WireResponse(wire.id, [], WireError(int(code), str(problem)))
+            return WireResponse(wire.id, [], WireError(int(code), plain_text(str(problem))))
         return WireResponse(wire.id, outputs, None, answer._parameters or "{}")
 
     def _wire_tensor(self, tensor: Tensor) -> WireTensor:
@@ -210,6 +216,7 @@ class Execution:
         for response in executed.responses:
             message = Responded([response])
             if len(encode(message)) > end.max_frame_bytes:
+                end.withdraw(response.outputs)
                 error = WireError(
                     int(Code.RESOURCE_EXHAUSTED),
                     f"the response of '{self._instance}' has names or parameters beyond "

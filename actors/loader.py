@@ -93,6 +93,25 @@ async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
     return ModelPlan(name, draft.config, versions)
 
 
+def check_source(source: ModelSource) -> list[str]:
+    """Check all that can be checked without running the model's code; returns warnings.
+
+    Raises ConfigError with the reason why the model would not load.
+    """
+    read_model_parameters(source.config, str(source.entry.path))
+    draft = _Draft(
+        source,
+        source.config,
+        ModelParameters(),
+        Restart(),
+        select_versions(source.config, source.versions),
+    )
+    _refuse_unsupported(draft.config)
+    _check_versions(draft)
+    validate(draft.config)
+    return unsupported(draft.config)[1]
+
+
 def _refuse_unsupported(config: ModelConfig) -> None:
     problems = unsupported(config)[0]
     if problems:
@@ -157,6 +176,7 @@ def _plan_version(draft: _Draft, version: int) -> VersionPlan:
         batching,
         _plan_instances(draft, version, config_json.decode(), batching),
         draft.parameters.retry_on_stub_death,
+        frozenset(each.name for each in config.input if each.allow_ragged_batch),
     )
 
 

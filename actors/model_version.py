@@ -19,7 +19,7 @@ from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
 from actorserve.triton.inference import InferRequest, InferTensor, ModelInfo
 from actorserve.triton.request_validation import Checked, RequestRules
-from actorserve.wire.messages import INLINE_BYTES, WireTensor
+from actorserve.wire.messages import INLINE_BYTES, Handle, WireTensor
 
 
 class VersionState(enum.Enum):
@@ -32,7 +32,7 @@ class VersionState(enum.Enum):
 
 
 class VersionPlan(msgspec.Struct, frozen=True):
-    """How a version is served."""
+    """How a version is served. `ragged` names the inputs whose shapes may differ in a batch."""
 
     info: ModelInfo
     config_json: bytes
@@ -40,6 +40,7 @@ class VersionPlan(msgspec.Struct, frozen=True):
     batching: BatchPolicy
     instances: tuple[InstancePlan, ...]
     retries: int = 0
+    ragged: frozenset[str] = frozenset()
 
 
 class VersionStats(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class ModelVersion:
         self._rules = plan.rules
         self._outputs = [spec.name for spec in plan.info.outputs]
         self._is_batched = plan.batching.is_dynamic
+        self._ragged = plan.ragged
         self.info = plan.info
         self.config_json = plan.config_json
         self.state = VersionState.LOADING
@@ -151,7 +153,7 @@ class ModelVersion:
             self._wire_inputs(request, checked),
             request.outputs or self._outputs,
             checked.rows,
-            self._signature(checked) if self._is_batched else None,
+            self._signature(request, checked) if self._is_batched else None,
             monotonic_s(),
             self._node.exchange,
             self._scheduler,
@@ -164,16 +166,32 @@ class ModelVersion:
             raise
         return factory
 
-    @staticmethod
-    def _signature(checked: Checked) -> object:
-        """Return what two requests must have in common to share a batch: the shapes of a row."""
-        return tuple([(each.datatype, each.shape[1:]) for each in checked.inputs])
+    def _signature(self, request: InferRequest, checked: Checked) -> object:
+        """Return what two requests must have in common to share a batch: the shapes of a row.
+
+        Those of an input with allow_ragged_batch may differ.
+        """
+        if not self._ragged:
+            return tuple([(each.datatype, each.shape[1:]) for each in checked.inputs])
+        return tuple(
+            [
+                (each.datatype, None if tensor.name in self._ragged else each.shape[1:])
+                for tensor, each in zip(request.inputs, checked.inputs)
+            ]
+        )
 
     def _wire_inputs(self, request: InferRequest, checked: Checked) -> list[WireTensor]:
-        return [
-            self._wire_input(tensor, fitting.datatype, fitting.shape)
-            for tensor, fitting in zip(request.inputs, checked.inputs)
-        ]
+        """Take the bodies over. Where memory runs out, nothing is kept: ResourceExhausted."""
+        wires: list[WireTensor] = []
+        try:
+            for tensor, fitting in zip(request.inputs, checked.inputs):
+                wires.append(self._wire_input(tensor, fitting.datatype, fitting.shape))
+        except ActorserveError:
+            for wire in wires:
+                if isinstance(wire.data, Handle):
+                    self._node.exchange.drop(wire.data)
+            raise
+        return wires
 
     def _wire_input(self, tensor: InferTensor, datatype: int, shape: tuple[int, ...]) -> WireTensor:
         """Put a small body into the message and a large one into the arena, if it is not there."""

@@ -30,7 +30,7 @@ from actorserve.process.fault import fault_point
 from actorserve.runtime.peer_end import PeerEnd
 from actorserve.state.lifecycle import Phase
 from actorserve.triton import importing
-from actorserve.triton.failure import format_exception
+from actorserve.triton.failure import format_exception, plain_text
 from actorserve.triton.logger import set_sink
 from actorserve.triton.model_config_builder import ModelConfig
 from actorserve.wire.messages import (
@@ -197,7 +197,10 @@ class Stub:
         end.send(Finalized(error))
 
     def _log(self, level: int, file: str, line: int, message: str) -> None:
-        self._end.send(LogRecord(level, file, line, message))
+        try:
+            self._end.send(LogRecord(level, file, line, message))
+        except UnicodeEncodeError:
+            self._end.send(LogRecord(level, plain_text(file), line, plain_text(message)))
 
 
 def _print_traceback(error: BaseException) -> None:

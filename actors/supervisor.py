@@ -38,6 +38,7 @@ from actorserve.errors import (
 from actorserve.process.spawn import Spawner
 from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
 from actorserve.shm import janitor
+from actorserve.shm.view import sever_after_fork
 from actorserve.triton.inference import (
     InferRequest,
     InferResponse,
@@ -91,6 +92,7 @@ class Supervisor(Embedding):
         self._hurried = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._are_loads_cut = False
+        sever_after_fork(self)
 
     @property
     def _node(self) -> Node:
@@ -121,7 +123,12 @@ class Supervisor(Embedding):
         Unavailable when it is stopped meanwhile.
         """
         await self.open()
-        await self.load_models()
+        try:
+            await self.load_models()
+        except BaseException:
+            # Cancelled, most likely: nobody has to know that there is something to be stopped.
+            await self.stop(grace_s=0)
+            raise
 
     async def open(self) -> None:
         """Start without any model: the server is live, and ready only after `load_models`."""
@@ -134,7 +141,11 @@ class Supervisor(Embedding):
         for name in janitor.sweep():
             _log.info("removed /dev/shm/%s, which a dead server had left", name)
         spawner = Spawner(preload=(STUB_MODULE,), log=_log_process)
-        await spawner.start()
+        try:
+            await spawner.start()
+        except BaseException:
+            await spawner.stop()
+            raise
         loop = asyncio.get_running_loop()
         executor = ThreadPoolExecutor(2, "actorserve-memory")
         self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
@@ -249,6 +260,10 @@ class Supervisor(Embedding):
     def hurry(self) -> None:
         """Cut the grace time of a stop in progress short."""
         self._hurried.set()
+
+    def sever(self) -> None:
+        """Run nothing, in a child that the host forked: everything here is its parent's."""
+        self._node_or_none = None
 
     async def _close(self, node: Node) -> None:
         if self._watch_timer is not None:
@@ -365,6 +380,10 @@ class Supervisor(Embedding):
             return not self._is_stopping and self._version(name, version).is_ready
         except ActorserveError:
             return False
+
+    def status(self) -> bytes:
+        """Return `stats` as JSON."""
+        return msgspec.json.encode(self.stats())
 
     def is_live(self) -> bool:
         """Whether the loop turns: who asks on the loop has the answer."""

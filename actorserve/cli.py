@@ -2,7 +2,10 @@
 """The `actorserve` command: arguments to calls, no logic.
 
     actorserve start repo/ [options]   serve a model repository until SIGTERM or SIGINT
-    actorserve health [options]        exit code 0 if a server is ready (or --live), 1 if not
+    actorserve check repo/             what would load, and what would not and why
+    actorserve status                  models, stubs, queues and restarts of a running server
+    actorserve health                  exit code 0 if a server is ready (or --live), 1 if not
+    actorserve new repo/my_model       write a new model that works
 
 Exit codes: 0 done, 1 failed (a model did not load, the server is not ready), 2 wrong usage.
 """
@@ -13,6 +16,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from actorserve import __version__
@@ -92,16 +96,70 @@ def _make_parser() -> argparse.ArgumentParser:
         start.add_argument(
             f"--{flag}", dest="ignored", action=_Ignored, nargs="?", help=argparse.SUPPRESS
         )
+    _add_check(commands)
+    _add_status(commands)
+    _add_health(commands)
+    _add_new(commands)
+    return parser
+
+
+_Commands = Any  # argparse gives its type no public name
+
+
+def _add_check(commands: _Commands) -> None:
+    check = commands.add_parser(
+        "check",
+        help="say what would load, and what would not and why",
+        description="Look at the models of a repository without serving them. The exit code is 1 "
+        "where one would not load.",
+    )
+    check.set_defaults(run=_check)
+    check.add_argument("repository", nargs="+", metavar="REPOSITORY", help="a model repository")
+    check.add_argument(
+        "--dry-run", action="store_true", help="import and initialize every model once, too"
+    )
+
+
+def _add_status(commands: _Commands) -> None:
+    status = commands.add_parser(
+        "status",
+        help="show models, stubs, queues and restarts of a running server",
+        description="Ask a running server where it stands. From another machine this needs the "
+        "token of its --admin-token-file.",
+    )
+    status.set_defaults(run=_status)
+    _add_url(status)
+    status.add_argument("--json", action="store_true", help="print the document as it is")
+    status.add_argument(
+        "--watch", type=float, nargs="?", const=2.0, metavar="S", help="repeat every S seconds"
+    )
+    status.add_argument("--admin-token-file", metavar="FILE", help="holds the operator's token")
+
+
+def _add_health(commands: _Commands) -> None:
     health = commands.add_parser(
         "health",
         help="ask a running server whether it is ready",
         description="Ask a running server over HTTP; for container and service managers.",
     )
-    health.set_defaults(run=_health, parser=health)
-    health.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    health.set_defaults(run=_health)
+    _add_url(health)
     health.add_argument("--live", action="store_true", help="ask only whether it is live")
-    health.add_argument("--timeout-s", type=_timeout, default=5.0, help="default: %(default)s")
-    return parser
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    parser.add_argument("--timeout-s", type=float, default=5.0, help="default: %(default)s")
+
+
+def _add_new(commands: _Commands) -> None:
+    new = commands.add_parser(
+        "new",
+        help="write a new model that works",
+        description="Write a model's folder: config.pbtxt and 1/model.py, to start from.",
+    )
+    new.set_defaults(run=_new)
+    new.add_argument("folder", metavar="REPOSITORY/MODEL", help="the folder to make")
 
 
 class _Ignored(argparse.Action):
@@ -173,3 +231,36 @@ def _health(chosen: argparse.Namespace) -> int:
     from actorserve.frontend.probe import probe
 
     return probe(chosen.url, is_live_enough=chosen.live, timeout_s=chosen.timeout_s)
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    from actorserve.actors.check import check
+    from actorserve.config import Settings
+    from actorserve.frontend.operator import findings_text
+
+    settings = Settings(model_repository=tuple(chosen.repository))
+    findings = check(settings, is_dry_run=chosen.dry_run)
+    print(findings_text(findings))
+    return FAILED if any(finding.problem for finding in findings) else 0
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    from actorserve.frontend.operator import read_token, show_status
+
+    return show_status(
+        chosen.url,
+        token=read_token(chosen.admin_token_file or ""),
+        is_json=chosen.json,
+        watch_s=chosen.watch,
+        timeout_s=chosen.timeout_s,
+    )
+
+
+def _new(chosen: argparse.Namespace) -> int:
+    from actorserve.template import write_model
+
+    folder = Path(chosen.folder)
+    for path in write_model(folder):
+        print(f"wrote {path}")
+    print(f"\nTry:  actorserve check {folder.parent}\n      actorserve start {folder.parent}")
+    return 0

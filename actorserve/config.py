@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_file: str = ""
     crash_dir: str = ""
     ready_file: str = ""
+    admin_token_file: str = ""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -182,6 +183,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--log-file", "log_file", str, "FILE", "log there instead of to stderr"),
     Option("--crash-dir", "crash_dir", str, "DIR",
            "where the last words of a stub that died are kept"),
+    Option("--admin-token-file", "admin_token_file", str, "FILE",
+           "holds a token that lets other machines ask what is for operators"),
     Option("--ready-file", "ready_file", str, "FILE",
            "write the addresses there as JSON once everything is served"),
 )  # fmt: skip

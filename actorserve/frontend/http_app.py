@@ -6,9 +6,9 @@
     GET /v2/models/M[/versions/V]             metadata
     GET /v2/models/M[/versions/V]/ready       200, or 400 with an error
     GET /v2/models/M[/versions/V]/config      the model's configuration
+    GET /v2/actorserve/status                 where models and stubs stand (see `may_administer`)
 
-Inferences never come here, except with another method than POST. Nothing that administers the
-server is here yet; what will be asks `may_administer` first.
+Inferences never come here, except with another method than POST.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from actorserve import __version__
-from actorserve.errors import ActorserveError
+from actorserve.errors import ActorserveError, PermissionDenied
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_front import HttpFront
 from actorserve.frontend.http_route import ModelPath, match_model_path
@@ -84,7 +84,7 @@ class HttpApp:
 
     def _route(self, scope: Scope) -> Reply:
         path: bytes = scope.get("raw_path") or scope["path"].encode()
-        plain = _PLAIN.get(path)
+        plain = _PLAIN.get(path) or _ADMIN.get(path)
         model: ModelPath | None = None
         if plain is None:
             model = match_model_path(path)
@@ -95,6 +95,11 @@ class HttpApp:
             allow = (b"allow", ", ".join(allowed).encode())
             return Reply(405, encode_error("Method Not Allowed"), _JSON, [allow])
         if plain is not None:
+            if path in _ADMIN and not may_administer(scope, self._front.settings.admin_token):
+                raise PermissionDenied(
+                    "this is for the server's operator: ask from the server's own machine, or "
+                    "with the bearer token of --admin-token-file"
+                )
             return plain(self._front)
         assert model is not None
         return _MODEL[model.action](self._door, model)
@@ -123,6 +128,13 @@ _PLAIN: dict[bytes, Callable[[HttpFront], Reply]] = {
     b"/v2/health/live": _live,
     b"/v2/health/ready": _ready,
 }
+
+
+def _status(front: HttpFront) -> Reply:
+    return Reply(200, front.door.status(), _JSON)
+
+
+_ADMIN: dict[bytes, Callable[[HttpFront], Reply]] = {b"/v2/actorserve/status": _status}
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     with 408, and so is one whose body is slower than `min_body_bytes_per_s` once
     `body_grace_s` have passed; the time that the server itself makes a body wait does not count.
     `write_timeout_s` is how long a peer may take nothing of its reply. Timeouts are looked at in
-    sweeps and strike up to a quarter of the shortest one later.
+    sweeps and strike up to a quarter of the shortest one later. `admin_token` lets peers beyond
+    loopback administer the server; empty means that none may.
     """
 
     max_head_bytes: int = 64 * 1024
@@ -27,6 +28,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
     linger_s: float = 2.0
     strict_json: bool = False
+    admin_token: str = ""
     codec_threads: int = 2
     server_name: str = "actorserve"
 

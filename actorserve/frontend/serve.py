@@ -30,6 +30,7 @@ from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.frontend.malloc import tune_malloc
 from actorserve.frontend.notify import Notifier
+from actorserve.frontend.operator import read_token
 from actorserve.frontend.table import model_table
 
 LISTEN_BACKLOG = 2048
@@ -132,6 +133,7 @@ class _Serving:
         self._server = Supervisor(settings.model_repository, settings)
         self._signalled = asyncio.Event()
         self._notifier = Notifier()
+        self._token = read_token(settings.admin_token_file)
 
     async def run(self) -> int:
         """Serve; returns the exit code."""
@@ -159,6 +161,7 @@ class _Serving:
             head_timeout_s=self._settings.http_head_timeout_s,
             strict_json=self._settings.strict_json,
             server_name=self._settings.id,
+            admin_token=self._token,
         )
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of models that `actorserve start` prints when it has loaded them."""
+"""Tables for people: the models that `actorserve start` has loaded, and whatever else aligns."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from actorserve.actors.supervisor import SupervisorStats
 
@@ -27,8 +29,12 @@ def model_table(stats: SupervisorStats) -> str:
             reasons.append(f"{model.name}: " + "\n    ".join(shown))
     if len(rows) == 1:
         return "No models are loaded."
+    return "\n".join([aligned(rows), *(["", *reasons] if reasons else [])])
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows of cells as text, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = [
+    return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    ]
-    return "\n".join([*table, *(["", *reasons] if reasons else [])])
+    )

@@ -45,8 +45,9 @@ class KeeperStats(msgspec.Struct, frozen=True):
 class ZygoteKeeper:
     """Hold one zygote up in `loop`. Raises ResourceExhausted without room for descriptors.
 
-    `on_message` gets what zygotes say, `on_lost` the reason each time that one died or could not
-    be started, and `is_waiting` tells whether anybody waits for an answer.
+    `on_message` gets what zygotes say. `on_lost` gets the reason each time that one died, and
+    whether it had been up; False is also for one that could not be started. `is_waiting` tells
+    whether anybody waits for an answer.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ZygoteKeeper:
         *,
         preload: Sequence[str],
         on_message: Callable[[ZygoteLink, FromZygote, Packet], None],
-        on_lost: Callable[[ActorserveError], None],
+        on_lost: Callable[[ActorserveError, bool], None],
         is_waiting: Callable[[], bool],
         log: Callable[[int, str], None],
     ) -> None:
@@ -172,7 +173,7 @@ class ZygoteKeeper:
             self._on_failed_start(Unavailable(f"{words} before it was up"))
             return
         self._log(1, f"{words}; its children serve on, another is being started")
-        self._on_lost(Unavailable(words))
+        self._on_lost(Unavailable(words), True)
         self._launch()
 
     def _on_failed_start(self, error: ActorserveError) -> None:
@@ -181,7 +182,7 @@ class ZygoteKeeper:
         self._log(2, f"{error.message}; trying again in {delay_s:g} s")
         if self._failed_starts >= TRIES and not self._up.done():
             self._up.set_exception(error)
-        self._on_lost(error)
+        self._on_lost(error, False)
         self._launch_timer = self._loop.call_later(delay_s, self._launch)
 
     def _on_check(self) -> None:

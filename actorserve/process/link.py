@@ -92,6 +92,8 @@ class ZygoteLink:
 
         Raises ResourceExhausted when the copies or an anonymous file cannot be had.
         """
+        if self._sock.fileno() < 0:  # ended; on_gone is on its way
+            return
         data = encode(message)
         spilled: list[int] = []
         if len(data) > PACKET_BYTES:
@@ -101,7 +103,7 @@ class ZygoteLink:
             if self._outgoing or not send_packet(self._sock, data, fds):
                 self._queue(data, fds)
         except PeerGone:
-            pass  # on_gone is on its way
+            pass  # as above
         finally:
             close_all(spilled)
 

@@ -113,6 +113,7 @@ class Order:
         self.request = request
         self.future = future
         self.zygotes_lost = 0
+        self.is_sent = False  # to the zygote of the moment
         self._on_exit = on_exit
         self._on_output = on_output
         self._boot, self._theirs = BootSocket.pair(request.name)
@@ -126,6 +127,7 @@ class Order:
 
     def renew(self) -> None:
         """Get ready for another zygote; raise ResourceExhausted without descriptors."""
+        self.is_sent = False
         self._boot.close()
         self._theirs.close()
         self._boot, self._theirs = BootSocket.pair(self.name)

@@ -109,17 +109,20 @@ class Spawner:
             await self.stop()
             raise
 
-    def _on_zygote_lost(self, error: ActorserveError) -> None:
-        """Count one lost zygote against each waiting order, and fail those that saw enough."""
+    def _on_zygote_lost(self, error: ActorserveError, was_up: bool) -> None:
+        """Have the waiting orders made by the next zygote, but for those that saw enough."""
         for order in list(self._orders.values()):
-            order.zygotes_lost += 1
+            order.zygotes_lost += order.is_sent or not was_up
             if order.zygotes_lost >= TRIES:
                 self._fail(order, error)
-                continue
-            try:
-                order.renew()
-            except ActorserveError as no_room:
-                self._fail(order, no_room)
+            elif order.is_sent:
+                self._renew(order)
+
+    def _renew(self, order: Order) -> None:
+        try:
+            order.renew()
+        except ActorserveError as error:
+            self._fail(order, error)
 
     # --- spawning --------------------------------------------------------------------------------
 
@@ -158,6 +161,7 @@ class Spawner:
 
     def _dispatch(self, order: Order, link: ZygoteLink) -> None:
         try:
+            order.is_sent = True
             link.send(order.request, order.child_fds())
         except ActorserveError as error:
             self._fail(order, error)

@@ -26,11 +26,13 @@ from actorserve.errors import (
 )
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
+from actorserve.process.packet import close_all
 from actorserve.runtime.channel import BELLS, ChannelStats, Parts
 from actorserve.runtime.exchange import Exchange, Key
 from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Producer
 from actorserve.shm.segment import Segment
+from actorserve.shm.view import sever_after_fork
 from actorserve.wire.codec import decode_to_supervisor, encode
 from actorserve.wire.messages import (
     PROTOCOL,
@@ -108,6 +110,7 @@ class HostChannel(Generic[M]):
         self._closed = False
         self._sent = 0
         self._received = 0
+        sever_after_fork(self)
         self.max_frame_bytes = self._work.max_frame_bytes
 
     @property
@@ -162,6 +165,10 @@ class HostChannel(Generic[M]):
         self._backlog.clear()
         self._parts.close()
         self.lock.close()
+
+    def sever(self) -> None:
+        """Be closed in a child that the host forked: loop, rings and stub are its parent's."""
+        self._closed = True
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -313,19 +320,21 @@ class HostChannel(Generic[M]):
             self._listener.on_hung_up()
 
     def _on_boot_message(self, message: OnBootSocket, fds: list[int]) -> None:
-        if isinstance(message, MapSegment):
-            if message.arena != self.arena or len(fds) != 1:
-                raise ProtocolError(f"a stub announced a segment of arena {message.arena}")
+        if isinstance(message, MapSegment) and message.arena == self.arena and len(fds) == 1:
             segment = Segment.attach(fds[0], message.nbytes)
             self._known.add((message.arena, message.segment))
             self._exchange.add_segment(message.arena, message.segment, segment)
-        elif isinstance(message, Attached):
+            return
+        close_all(fds)
+        if isinstance(message, Attached):
             if message.protocol != PROTOCOL:
                 raise BootError(
                     f"the stub speaks protocol {message.protocol}, the supervisor {PROTOCOL}: "
                     "is another version of actorserve installed in its environment?"
                 )
             self._listener.on_attached(message)
+        elif isinstance(message, MapSegment):
+            raise ProtocolError(f"a stub announced a segment of arena {message.arena}")
         else:
             raise ProtocolError(f"a stub sent {type(message).__name__}")
 

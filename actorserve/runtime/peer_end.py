@@ -14,7 +14,8 @@ import os
 import platform
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -42,6 +43,7 @@ from actorserve.wire.messages import (
     Ping,
     Pong,
     ToStub,
+    WireTensor,
 )
 
 HELLO_TIMEOUT_S = 10.0
@@ -244,6 +246,14 @@ class PeerChannel(Generic[M]):
             target = np.frombuffer(self._arena.buffer(block, nbytes), np.uint8)
             np.copyto(target, body.reshape(-1).view(np.uint8))
             return self._arena.handle(block, nbytes)
+
+    def withdraw(self, tensors: Iterable[WireTensor]) -> None:
+        """Give up the blocks that were placed for a message which is not sent after all."""
+        with self._arena_lock:
+            for tensor in tensors:
+                handle = tensor.data
+                if isinstance(handle, Handle) and handle.arena == self._arena.arena_id:
+                    self._arena.drop_number(handle.block)
 
     def _on_own_segment(self, arena: int, index: int, segment: Segment) -> None:
         """Announce a new segment before any handle can name it."""

@@ -33,9 +33,7 @@ class Door(Protocol):
     ) -> Answer[R]:
         """Bring a message and its answer."""
 
-    def stream(
-        self, ref: ActorRef, message: Message[R], item_timeout_s: float | None
-    ) -> Stream[R]:
+    def stream(self, ref: ActorRef, message: Message[R], item_timeout_s: float | None) -> Stream[R]:
         """Bring a message and its many answers."""
 
     def stop(self, ref: ActorRef, *, is_drained: bool, timeout_s: float | None) -> Answer[None]:

@@ -51,6 +51,14 @@ def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
         yield "model_warmup is ignored: the first requests run on a cold model"
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache is ignored: every request is executed"
+    instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    batching = config.dynamic_batching
+    if batching is not None and batching.preserve_ordering and instances > 1:
+        # One instance answers in order anyway.
+        yield (
+            "dynamic_batching.preserve_ordering is ignored: with several instances a later "
+            "request may be answered first"
+        )
     if config.batch_input:
         yield "batch_input is ignored: a Python model gets a list of requests, not one batch"
     if config.batch_output:

@@ -53,6 +53,11 @@ def format_exception(exc: BaseException, model_path: str = "") -> str:
     return f"{text}\n\nAt:\n{''.join(lines[:shown])}{more}"
 
 
+def plain_text(text: str) -> str:
+    """Return a text of user code as one that can travel: not too long, and fit for UTF-8."""
+    return _clean(text, _MAX_MESSAGE_CHARS)
+
+
 def _type_name(exc: BaseException) -> str:
     try:
         return _clean(type(exc).__name__, 256)

@@ -7,13 +7,13 @@ These objects stay inside the supervisor's process; wire/messages.py has their t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Union
+from typing import Protocol
 
 import msgspec
 
 from actorserve.errors import ActorserveError
 
-Parameter = Union[bool, int, float, str]
+Parameter = bool | int | float | str
 
 
 class Slab(Protocol):
@@ -132,6 +132,9 @@ class Door(Protocol):
 
     def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether every instance of the version is initialized now; unknown names are not."""
+
+    def status(self) -> bytes:
+        """Return where the server stands, for its operator, as JSON."""
 
     def is_live(self) -> bool:
         """Whether the server turns."""

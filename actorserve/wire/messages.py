@@ -16,8 +16,6 @@ All are tagged, frozen, array-like Structs: a change of field order is a change 
 
 from __future__ import annotations
 
-from typing import Union
-
 import msgspec
 
 PROTOCOL = 1
@@ -234,16 +232,16 @@ class Pong(Message, frozen=True, tag=38):
     arena_used_bytes: int = 0
 
 
-ToStub = Union[Initialize, AutoComplete, Execute, Finalize, Ping]
-ToSupervisor = Union[
-    PhaseEntered,
-    Initialized,
-    AutoCompleted,
-    BootFailed,
-    Executed,
-    Responded,
-    Finalized,
-    LogRecord,
-    Pong,
-]
-OnBootSocket = Union[Hello, Attached, MapSegment]
+ToStub = Initialize | AutoComplete | Execute | Finalize | Ping
+ToSupervisor = (
+    PhaseEntered
+    | Initialized
+    | AutoCompleted
+    | BootFailed
+    | Executed
+    | Responded
+    | Finalized
+    | LogRecord
+    | Pong
+)
+OnBootSocket = Hello | Attached | MapSegment

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import select
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pytest
 from actorserve import Supervisor
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from tests.faults.harness import TAG, Harness, Host, marked_processes, write_model
+from tests.faults.harness import TAG, Harness, marked_processes, write_model
+from tests.faults.host import Host
 from tests.server.conftest import start_server  # noqa: F401 (a fixture)
 
 
@@ -55,14 +56,14 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def embed(repository: Path, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
-    """Return `embed(program)`: start a process that embeds a server, see HOST_HEAD."""
+def embed(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    """Return `embed(program, prefix=())`: start a process that embeds a server, see HOST_HEAD."""
     hosts: list[Host] = []
 
-    def start(program: str) -> Host:
+    def start(program: str, prefix: Sequence[str] = ()) -> Host:
         folder = tmp_path / f"host-{len(hosts)}"
         folder.mkdir()
-        hosts.append(Host(folder, repository, program))
+        hosts.append(Host(folder, repository, program, prefix))
         return hosts[-1]
 
     yield start

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,78 +93,6 @@ def stub_pids() -> list[int]:
     """Return the pids of all stubs that live, by their names."""
     names = marked_processes().items()
     return sorted(pid for pid, name in names if re.search(r"_\d+_\d+$", name))
-
-
-HOST_HEAD = """\
-import asyncio, ctypes, gc, json, os, signal, subprocess, sys, threading
-import numpy as np
-from actorserve import Supervisor
-from actorserve.config import Settings
-
-REPOSITORY, CRASHES = sys.argv[1:3]
-X = np.ones(4, np.float32)
-
-def say(**facts):
-    print(json.dumps(facts), flush=True)
-
-def new_server(**settings):
-    settings.setdefault("restart_backoff_s", (0.0, 0.0))
-    return Supervisor(REPOSITORY, Settings(crash_dir=CRASHES, **settings))
-
-async def ask(server, model="bystander"):
-    outputs = await server.infer(model, {"INPUT0": X}, timeout_s=20)
-    assert np.array_equal(outputs["OUTPUT0"], X)
-
-async def pause(for_s):
-    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=for_s)
-"""
-
-
-class Host:
-    """An application that embeds a server: a Python program that says JSON lines."""
-
-    def __init__(self, folder: Path, repository: Path, program: str, *, head: str = HOST_HEAD):
-        path = folder / "host.py"
-        path.write_text(head + program)
-        self.errors = folder / "host.log"
-        with self.errors.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, str(path), str(repository), str(folder / "crashes")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                text=True,
-            )
-
-    def hear(self) -> dict[str, Any]:
-        """Return what it says next; fails with its stderr where it ends instead."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            code = self.process.wait()
-            raise AssertionError(f"the host ended with {code}:\n{self.errors.read_text()}")
-        facts: dict[str, Any] = json.loads(line)
-        return facts
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        self.process.kill()
-        self.process.wait()
-
-    def wait(self, timeout_s: float = 20) -> int:
-        """Return its exit code; what it wrote to stderr is shown where that is not 0."""
-        code = self.process.wait(timeout_s)
-        if code:
-            print(self.errors.read_text(), file=sys.stderr)
-        return code
-
-    def close(self) -> None:
-        """End it, if it still runs."""
-        if self.process.poll() is None:
-            self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 class Harness:

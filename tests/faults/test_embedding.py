@@ -39,28 +39,29 @@ def test_row_62_the_hosts_children_and_handlers_stay_its_own(repository, where):
     before = {number: signal.getsignal(number) for number in numbers}
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: caught.append(number))
-    handlers = {number: signal.getsignal(number) for number in numbers}
     codes: list[int] = []
 
     async def main() -> None:
+        handlers = [signal.getsignal(number) for number in numbers]
         server = new_server(repository)
         await server.start()
-        assert {number: signal.getsignal(number) for number in numbers} == handlers
-        harness = Harness(server)
-        child = subprocess.Popen(["sh", "-c", "exit 7"])
-        for code in range(3):
-            pid = harness.kill("bystander")
-            async_child = await asyncio.create_subprocess_exec("sh", "-c", f"exit {code + 20}")
-            codes.append(await async_child.wait())
-            await harness.until_restarted("bystander", pid)
-        codes.append(child.wait(10))
-        await server.stop()
+        try:
+            harness = Harness(server)
+            child = subprocess.Popen(["sh", "-c", "exit 7"])
+            for code in range(3):
+                pid = harness.kill("bystander")
+                other = await asyncio.create_subprocess_exec("sh", "-c", f"exit {code + 20}")
+                codes.append(await other.wait())
+                await harness.until_restarted("bystander", pid)
+            codes.append(child.wait(10))
+        finally:
+            await server.stop()
+        assert [signal.getsignal(number) for number in numbers] == handlers
 
     try:
         run_in(where, main)
         assert codes == [20, 21, 22, 7]
         assert signal.SIGTERM not in caught
-        assert {number: signal.getsignal(number) for number in numbers} == handlers
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -191,8 +192,11 @@ async def main():
     assert pids == [each.pid for each in server.stats().models[0].versions[0].instances]
     assert server.is_ready()
     del kept, again
-    await pause(0)
-    held = server.stats().exchange.held_blocks
+    for _ in range(500):  # the stub gives its loans back a moment after its answer
+        held = server.stats().exchange.held_blocks
+        if not held:
+            break
+        await pause(0.01)
     await server.stop()
     say(held=held)
 
@@ -291,8 +295,9 @@ def test_row_64_a_start_that_is_cancelled_early_leaves_nothing(repository, delay
         await asyncio.wait([starting], timeout=10)
         assert starting.done()
 
+        assert not marked_processes()
+
     asyncio.run(main())
-    wait_until(lambda: not marked_processes())
 
 
 def test_row_64_requests_in_flight_get_an_answer_at_the_stop(repository, tmp_path):

@@ -7,19 +7,16 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import wait_until
 from tests.faults.harness import Harness, stub_pids, write_model
+from tests.faults.host import launched, namespace
 from tests.server.harness import Server
 
 INPUT = {"INPUT0": ("FP32", [2], [1.0, 2.0])}
@@ -105,26 +102,16 @@ def test_row_56_a_stub_that_dies_when_no_descriptor_is_left_comes_back(start_ser
 
 def test_row_56_a_server_starts_and_serves_with_64_descriptors(repository, tmp_path):
     """`ulimit -n 64` is enough for one stub and some clients."""
-    ready, log = tmp_path / "ready.json", tmp_path / "log"
-    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-m", "actorserve"]
-    command += ["start", str(repository), "--http-port", "0", "--ready-file", str(ready)]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream)
-    server = Server(process, ready, log)
-    try:
-        server.wait_ready()
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    with launched(tmp_path, repository, prefix=limited) as server:
         sockets = [socket.create_connection((server.host, server.port)) for _ in range(80)]
-        assert process.poll() is None
+        assert server.process.poll() is None
         for sock in sockets:
             sock.close()
         wait_until(lambda: answers(server), 20)
         os.kill(server.stubs()["bystander_0_0"], signal.SIGKILL)
         wait_until(lambda: answers(server), 20)
         assert server.stop() == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("where", ["closed pipe", "closed later", "/dev/full", "no descriptors"])
@@ -139,36 +126,22 @@ class TritonPythonModel:
         return answers(tensors(requests))
 """
     write_model(repository, "model", body)
-    ready = tmp_path / "ready.json"
-    command = [sys.executable, "-m", "actorserve", "start", str(repository), "--http-port", "0"]
-    command += ["--ready-file", str(ready)]
-    if where == "/dev/full":
-        command += ["--log-file", "/dev/full"]
+    flags = ["--log-file", "/dev/full"] if where == "/dev/full" else []
+    prefix = ["sh", "-c", 'exec "$@" 1>&- 2>&-', "sh"] if where == "no descriptors" else []
     read_fd, write_fd = os.pipe()
-    if where == "no descriptors":
-        command = ["sh", "-c", 'exec "$@" 1>&- 2>&-', "sh", *command]
     if where == "closed pipe":
         os.close(read_fd)
-    process = subprocess.Popen(command, stdout=write_fd, stderr=write_fd)
-    os.close(write_fd)
-    server = Server(process, ready, Path(os.devnull))
-    try:
-        server.wait_ready()
+    with launched(tmp_path, repository, *flags, prefix=prefix, output=write_fd) as server:
+        os.close(write_fd)
         if where == "closed later":
             os.close(read_fd)
-        elif where != "closed pipe":
-            os.set_blocking(read_fd, False)
         for _ in range(3):
             assert server.infer("model", INPUT) == ANSWER
         os.kill(server.stubs()["model_0_0"], signal.SIGKILL)
         wait_until(lambda: server.infer("model", INPUT) == ANSWER)
         assert server.stop() == 0
-    finally:
-        if where in ("/dev/full", "no descriptors"):
-            os.close(read_fd)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    if where in ("/dev/full", "no descriptors"):
+        os.close(read_fd)
 
 
 def test_row_58_a_zygote_that_cannot_fork_is_asked_again(serve, repository):
@@ -191,17 +164,6 @@ def test_row_58_a_zygote_that_cannot_fork_is_asked_again(serve, repository):
     serve(test)
 
 
-def namespace_tool() -> list[str]:
-    """Return the command that runs another as PID 1 of a namespace; skip where none may."""
-    unshare = shutil.which("unshare")
-    for user in ([], ["--user", "--map-root-user"]):
-        command = [unshare or "unshare", *user, "--pid", "--fork", "--mount-proc"]
-        command.append("--kill-child=SIGKILL")
-        if unshare and not subprocess.run([*command, "true"], check=False).returncode:
-            return command
-    pytest.skip("this machine lets nobody make a pid namespace (unshare --pid)")
-
-
 @pytest.mark.xfail(strict=True, reason="nobody reaps the orphans that PID 1 inherits, yet")
 def test_row_61_pid_1_reaps_what_its_models_leave(repository, tmp_path):
     """As PID 1: orphans do not stay as zombies, strangers are not counted, SIGTERM works."""
@@ -213,16 +175,9 @@ class TritonPythonModel:
         return answers(tensors(requests))
 """
     write_model(repository, "model", body)
-    ready, log = tmp_path / "ready.json", tmp_path / "log"
-    command = [*namespace_tool(), sys.executable, "-m", "actorserve", "start", str(repository)]
-    command += ["--http-port", "0", "--ready-file", str(ready)]
-    command += ["--crash-dir", str(tmp_path / "crashes"), "--restart-backoff-s", "0:0"]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream)
-    outer = Server(process, ready, log)
-    try:
-        outer.wait_ready()
-        (inner,) = psutil.Process(process.pid).children()
+    prefix = namespace("--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
+    with launched(tmp_path, repository, prefix=prefix) as outer:
+        (inner,) = psutil.Process(outer.process.pid).children()
 
         def zombies() -> list[psutil.Process]:
             children = inner.children(recursive=True)
@@ -240,14 +195,10 @@ class TritonPythonModel:
         pid = named(inner, "model_0_0")
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: named(inner, "model_0_0") not in (0, pid))
-        assert outer.infer("model", INPUT) == ANSWER
-        wait_until(lambda: not zombies(), 10, f"zombies: {zombies()}")
+        wait_until(lambda: outer.infer("model", INPUT) == ANSWER)
+        wait_until(lambda: not zombies(), 10, "zombies stay")
         inner.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        assert outer.wait(15) == 0
 
 
 def named(process: psutil.Process, name: str) -> int:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import gc
 import os
+import resource
 import select
 import signal
 import tempfile
@@ -195,6 +196,36 @@ def sleep_for_ever() -> None:
         signal.pause()
 
 
+def fds_of(pid: int) -> list[int]:
+    """The numbers of what a process has open; for this process also that of the listing."""
+    return [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def has_more_children(pid: int, count: int) -> bool:
+    """Whether more than `count` children of a process live."""
+    children = psutil.Process(pid).children()
+    return sum(child.status() != psutil.STATUS_ZOMBIE for child in children) > count
+
+
+@contextlib.contextmanager
+def only_free_descriptors(room: int) -> Iterator[None]:
+    """Leave this process exactly so many unused descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(fds_of(os.getpid())) + 20, limits[1]))
+    taken: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
+    for _ in range(room):
+        os.close(taken.pop())
+    try:
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 MARK = f"ACTORSERVE_TEST_MARK={os.getpid()}".encode()
 
 
@@ -235,8 +266,11 @@ def kit() -> types.SimpleNamespace:
         Bench=Bench,
         Watched=Watched,
         HERE=HERE,
+        fds_of=fds_of,
         forked=forked,
+        has_more_children=has_more_children,
         is_gone=is_gone,
+        only_free_descriptors=only_free_descriptors,
         open_fds=open_fds,
         sleep_for_ever=sleep_for_ever,
         started_processes=started_processes,
