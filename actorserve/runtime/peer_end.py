@@ -14,7 +14,6 @@ import os
 import platform
 import threading
 from collections import deque
-from collections.abc import Iterable
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from actorserve.actors.response_factory import ResponseFactory
+from actorserve.clock import monotonic_s
 from actorserve.errors import ProtocolError
 from actorserve.ids import Serial
 from actorserve.triton.inference import InferRequest, InferResponse
@@ -137,11 +138,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def turn(loop: asyncio.AbstractEventLoop) -> Callable[..., None]:
-    """Return `turn(seconds)`: let the loop run for a while."""
+    """Return `turn(seconds, until)`: let the loop run that long, or until a condition holds."""
 
-    def run(seconds: float = 0.0) -> None:
+    def run(seconds: float = 0.0, until: Callable[[], object] = lambda: False) -> None:
         async def wait() -> None:
-            await asyncio.wait([loop.create_future()], timeout=seconds)
+            deadline_s = monotonic_s() + seconds
+            while True:
+                await asyncio.wait([loop.create_future()], timeout=min(seconds, 0.01))
+                if until() or monotonic_s() >= deadline_s:
+                    return
 
         loop.run_until_complete(wait())
 

@@ -54,9 +54,13 @@ class FakeEnd:
         self.sent.append(decode(data))
         assert len(tensors) == 2 * len(self.sent[-1].requests)
 
-    def keys(self) -> list[list[int]]:
+    def batches(self) -> list[list[int]]:
         """Return the requests of each batch."""
         return [[wire.id for wire in message.requests] for message in self.sent]
+
+    def all_sent(self) -> list[int]:
+        """Return all requests in the order in which they were sent."""
+        return [key for batch in self.batches() for key in batch]
 
 
 @pytest.fixture
@@ -124,7 +128,7 @@ def test_requests_that_ended_meanwhile_are_left_out(in_flight, end, make):
     made = make(3)
     made[1].factory.cancel()
     in_flight.send(factories(made))
-    assert end.keys() == [[made[0].key, made[2].key]]
+    assert end.batches() == [[made[0].key, made[2].key]]
     made[0].factory.expire(DEATH)
     dead = make(1)
     dead[0].factory.cancel()
@@ -212,8 +216,8 @@ def test_a_batch_that_no_frame_holds_goes_in_halves(exchange, make):
     in_flight = InFlight("i", end, exchange)  # type: ignore[arg-type]
     made = make(16, parameters={"p": "x" * 1000})
     in_flight.send(factories(made))
-    assert [len(keys) for keys in end.keys()] == [4, 4, 4, 4]
-    assert sum(end.keys(), []) == [each.key for each in made]
+    assert [len(keys) for keys in end.batches()] == [4, 4, 4, 4]
+    assert end.all_sent() == [each.key for each in made]
     assert [message.batch for message in end.sent] == [1, 2, 3, 4]
     for number in range(4):
         in_flight.finish(Executed(number + 1, answers(made[4 * number : 4 * number + 4])))
@@ -231,7 +235,7 @@ def test_one_request_that_no_frame_holds_is_refused(exchange, make):
     in_flight.send(factories(made))
     assert isinstance(made[1].responses[0].error, InvalidArgument)
     assert "do not fit into one message" in made[1].outcome
-    assert sum(end.keys(), []) == [made[0].key, made[2].key]
+    assert end.all_sent() == [made[0].key, made[2].key]
 
 
 def test_a_channel_that_takes_nothing_refuses(in_flight, end, make):

@@ -162,7 +162,7 @@ def test_a_batch_waits_for_company_and_not_for_ever(make, turn):
     world = make(delay)
     made = world.submit()
     assert world.instances[0].begun == []
-    turn(1.0)
+    turn(20, until=lambda: world.instances[0].begun)
     assert world.instances[0].begun == [[made.key]]
 
 
@@ -218,7 +218,7 @@ def test_a_deadline_fires_when_it_is_due(make, turn):
     """Not when an instance gets free: the instance never does."""
     world = make(BatchPolicy(default_policy=QueuePolicy(default_timeout_us=50_000)))
     running, late = world.submit(), world.submit()
-    turn(1.0)
+    turn(20, until=lambda: late.outcome)
     assert late.outcome == "Request timeout expired"
     assert isinstance(late.responses[0].error, Unavailable)
     assert running.outcome == ""
@@ -233,7 +233,7 @@ def test_a_shorter_deadline_that_comes_later_is_kept(make, turn):
     world = make(BatchPolicy(default_policy=policy))
     world.submit()
     slow, quick = world.submit(), world.submit(timeout_us=50_000)
-    turn(1.0)
+    turn(20, until=lambda: quick.outcome)
     assert quick.outcome == "Request timeout expired"
     assert slow.outcome == ""
 
@@ -243,7 +243,7 @@ def test_a_delayed_request_goes_last_instead(make, turn):
     policy = QueuePolicy("DELAY", default_timeout_us=50_000)
     world = make(BatchPolicy(default_policy=policy))
     running, late = world.submit(), world.submit()
-    turn(1.0)
+    turn(0.3)
     fresh = world.submit()
     for _ in range(3):
         world.finish(world.instances[0])
