@@ -20,6 +20,8 @@ from datetime import datetime, timezone
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
 
+# JSON leaves these as they are; terminals obey some of them and some readers break lines there.
+_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 _LETTERS = {logging.DEBUG: "V", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E"}
 
 
@@ -48,11 +50,11 @@ class LineFormatter(logging.Formatter):
                 "source": source,
                 "message": text,
             }
-            return json.dumps(fields, ensure_ascii=False)
+            return json.dumps(fields, ensure_ascii=False).translate(_CONTROLS)
         if self._is_escaped:
-            text = json.dumps(text, ensure_ascii=False)
+            text = json.dumps(text, ensure_ascii=False).translate(_CONTROLS)
         letter = _LETTERS.get(record.levelno, "I")
-        place = f"{instance} {source}" if instance else source
+        place = (f"{instance} {source}" if instance else source).translate(_CONTROLS)
         if self._layout == "ISO8601":
             return f"{when:%Y-%m-%dT%H:%M:%SZ} {letter} {os.getpid()} {place}] {text}"
         return f"{letter}{when:%m%d %H:%M:%S.%f} {os.getpid()} {place}] {text}"

@@ -381,6 +381,12 @@ class Supervisor(Embedding):
         except ActorserveError:
             return False
 
+    @property
+    def zygote_pid(self) -> int | None:
+        """The only process that is a child of this one; None while there is none."""
+        node = self._node_or_none
+        return None if node is None else node.spawner.stats().zygote_pid
+
     def status(self) -> bytes:
         """Return `stats` as JSON."""
         return msgspec.json.encode(self.stats())

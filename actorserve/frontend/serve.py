@@ -28,6 +28,7 @@ from actorserve.errors import ConfigError
 from actorserve.frontend.greeting import greeting
 from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
+from actorserve.frontend.init_process import reap_orphans
 from actorserve.frontend.malloc import tune_malloc
 from actorserve.frontend.notify import Notifier
 from actorserve.frontend.operator import read_token
@@ -142,6 +143,7 @@ class _Serving:
             loop.add_signal_handler(number, self._on_signal, number)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(number, _log.info, f"{number.name} has no meaning here")
+        reap_orphans(loop, lambda: self._server.zygote_pid)
         await self._server.open()
         http = HttpServer(self._server, self._http_settings(), [self._listener])
         await http.start()

@@ -14,23 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Any
+from collections.abc import Callable, Container
+
+import msgspec
 
 from actorserve.clock import monotonic_s
-from actorserve.errors import (
-    ActorDead,
-    ActorRestarting,
-    ActorserveError,
-    ActorStopped,
-)
-from actorserve.runtime.actor import ActorContext
+from actorserve.errors import ActorDead, ActorRestarting, ActorserveError, ActorStopped
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.core import Core
+from actorserve.runtime.errand import Errand
 from actorserve.runtime.family import Family
 from actorserve.runtime.host import Host, HostStats
 from actorserve.runtime.mailbox import Mailbox
 from actorserve.runtime.ref import ActorRef, Door
-from actorserve.runtime.spec import ActorSpec, HostMaker
+from actorserve.runtime.spec import ActorSpec
 from actorserve.runtime.stats import ActorStats
 from actorserve.state import lifecycle as life
 from actorserve.state.supervision import ChildMachine
@@ -41,6 +38,7 @@ RETRY_WITHIN_S = 1.0
 
 _log = logging.getLogger("actorserve")
 _GONE = (State.STOPPED, State.FATAL)
+_UP_OR_GONE = (State.RUNNING, *_GONE)
 
 
 class Cell:
@@ -51,19 +49,21 @@ class Cell:
         core: Core,
         door: Door,
         spec: ActorSpec,
+        name: str,
         siblings: Family,
-        make_host: HostMaker,
         parent: Cell | None,
+        make_host: Callable[[Cell, int], Host],
     ) -> None:
         self.id = core.ids.next()
-        self.name = spec.name
+        self.name = name
         self.spec = spec
         self.parent = parent
         self.is_remote = spec.is_remote
-        self.mailbox = Mailbox(self.name, spec.mailbox, self._wake)
-        self.ref = ActorRef(door, self.id, self.name, self)
+        self.mailbox = Mailbox(name, spec.mailbox, self._wake)
+        self.ref = ActorRef(door, self.id, name, self)
         self.family = Family(core, self, spec.strategy, spec.intensity)
         self.machine = ChildMachine(spec.where.restart, spec.where.budgets(), random.random)
+        self.last_end = ""
         self._core = core
         self._siblings = siblings
         self._make_host = make_host
@@ -74,12 +74,11 @@ class Cell:
         self._end: life.Exited | None = None  # unasked, and the machine does not know it yet
         self._has_run = False
         self._is_stopping = False
+        self._is_hurried = False
         self._is_halted = False
         self._is_removed = False
-        self._settled: list[asyncio.Future[State]] = []
-        self._idle: asyncio.Future[None] | None = None
-        self._hurry = asyncio.Event()
-        self._done = HostStats()  # of earlier lives
+        self._waiters: list[asyncio.Future[None]] = []
+        self._earlier = HostStats()  # the counts of earlier lives
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -95,63 +94,49 @@ class Cell:
             return
         self._stop_answers.append(answer)
         if not is_drained:
-            self._hurry.set()
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        self.mailbox.refuse(ActorStopped(f"actor {self.name!r} is stopping"))
-        deadline_s = None if timeout_s is None else monotonic_s() + timeout_s
-        self._core.run(self._stop(is_drained, deadline_s))
+            self._is_hurried = True
+            self._tell()
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.mailbox.refuse(ActorStopped(f"actor {self.name!r} is stopping"))
+            deadline_s = None if timeout_s is None else monotonic_s() + timeout_s
+            self._core.run(self._stop(deadline_s))
 
     async def stop_now(self) -> None:
         """Stop for good, without what waits; returns when it is gone."""
-        answer: Answer[None] = Answer(Errand(self.ref, "the end"))
+        answer: Answer[None] = Answer(Errand(self._core, f"the end of {self.name!r}"))
         self.stop(answer, is_drained=False, timeout_s=None)
         await answer
 
-    async def _stop(self, is_drained: bool, deadline_s: float | None) -> None:
-        if is_drained and not self._hurry.is_set():
-            await self.drained(deadline_s)
+    async def _stop(self, deadline_s: float | None) -> None:
+        await self.drained(deadline_s)
         self.mailbox.clear(ActorStopped(f"actor {self.name!r} was stopped"))
         await self.family.stop()
         self._is_halted = False
-        self._feed(life.Stop(monotonic_s(), _is_past(deadline_s)))
-        if self._end is not None:
-            self.accept_end()
         if self.machine.state in _GONE:
-            self._check_gone()
-        elif deadline_s is not None:
-            self._core.loop.call_at(
-                self._core.loop.time() + max(0.0, deadline_s - monotonic_s()), self._stop_quickly
-            )
-
-    def _stop_quickly(self) -> None:
-        if not self._is_removed:
+            self._remove_if_gone()
+            return
+        self._feed(life.Stop(monotonic_s(), _is_past(deadline_s)))
+        self.accept_end()
+        if not self._is_removed and deadline_s is not None:
+            await self._news(deadline_s, self._is_up)
             self._feed(life.Stop(monotonic_s(), True))
 
+    def _is_up(self) -> bool:
+        return not self._is_removed
+
     async def drained(self, deadline_s: float | None) -> bool:
-        """Wait until it has nothing to do; False if it still has at the deadline."""
-        while not self.is_idle():
-            self._idle = self._core.loop.create_future()
-            hurry = asyncio.ensure_future(self._hurry.wait())
-            left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
-            await asyncio.wait(
-                [self._idle, hurry], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            hurry.cancel()
-            self._idle = None
-            if self._hurry.is_set() or _is_past(deadline_s):
-                return self.is_idle()
-        return True
+        """Wait until it has nothing to do; False where the deadline, or a hurry, came first."""
+        await self._news(deadline_s, lambda: not (self._is_hurried or self.is_idle()))
+        return self.is_idle()
 
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is in hand."""
         if self.machine.state in _GONE:
             return True
-        host = self._host
-        if host is None or self.mailbox.has_calls():
+        if self._host is None or self.machine.state is not State.RUNNING:
             return False
-        return self.machine.state is not State.STARTING and host.is_idle()
+        return not self.mailbox.has_calls() and self._host.is_idle()
 
     # --- orders of the family --------------------------------------------------------------------
 
@@ -160,20 +145,20 @@ class Cell:
         self._is_halted = True
         await self.family.stop()
         self._feed(life.Stop(monotonic_s()))
-        if self._end is not None:
-            self.accept_end()
-        while self.machine.state not in _GONE:
-            await self.settled()
+        self.accept_end()
+        await self._until(_GONE)
 
-    def start_again(self) -> None:
-        """Start after `halt`."""
+    async def start_again(self) -> State:
+        """Start after `halt`; return how that went."""
         self._is_halted = False
         self._feed(life.Start(monotonic_s()))
+        return await self._until(_UP_OR_GONE)
 
     def end_halted(self) -> None:
         """End for good after `halt`: a temporary actor is not started again."""
         self._is_halted = False
-        self._check_gone()
+        self.mailbox.clear(ActorStopped(f"actor {self.name!r} was stopped with its siblings"))
+        self._remove_if_gone()
 
     def will_restart(self) -> bool:
         """Whether its own policy starts it again after the end that it had."""
@@ -181,43 +166,251 @@ class Cell:
         return end is not None and self.machine.restart.is_restarted_after(end.is_normal)
 
     def has_ended_unasked(self) -> bool:
-        """Whether it is gone, and does not know it yet."""
+        """Whether its life is over, and the machine does not know it yet."""
         return self._end is not None
 
     def accept_end(self) -> None:
         """Tell the machine of the end, which decides what comes next."""
         end, self._end = self._end, None
         if end is not None:
-            self._feed(msgspec_now(end))
+            self._feed(msgspec.structs.replace(end, now_s=monotonic_s()))
+
+    async def come_back(self) -> State:
+        """Accept the end, and wait for what comes of it."""
+        self.accept_end()
+        return await self._until(_UP_OR_GONE)
 
     def escalate(self, reason: str) -> None:
         """Give it up: its family has restarted too often."""
-        end, self._end = self._end, None
         self._feed(life.Escalate(monotonic_s(), reason))
-        if end is not None:
-            self._feed(msgspec_now(end))
+        self.accept_end()
 
     def end_reason(self) -> str:
         """Say why it is not there."""
         return self._end.reason if self._end is not None else self.machine.reason()
 
-    async def settled(self) -> State:
-        """Wait until it is RUNNING, STOPPED or FATAL; return which."""
-        state = self.machine.state
-        if state is State.RUNNING and self._end is None or state in _GONE:
-            await asyncio.sleep(0)
-            if self.machine.state is state and state is not State.RUNNING:
-                return state
-            if self.machine.state is State.RUNNING and self._is_wanted_running():
-                return State.RUNNING
-        future: asyncio.Future[State] = self._core.loop.create_future()
-        self._settled.append(future)
-        return await future
-
-    def _is_wanted_running(self) -> bool:
-        return not self._is_halted
-
     def children_failed(self, reason: str) -> None:
-        """See FamilyOwner."""
+        """See FamilyOwner: it cannot go on without them."""
         if self._host is not None:
             self._host.kill(reason)
+
+    # --- the machine's actions -------------------------------------------------------------------
+
+    def _feed(self, event: life.Event) -> None:
+        for action in self.machine.handle(event):
+            self._act(action)
+        self._tell()
+
+    def _act(self, action: life.Action) -> None:
+        host = self._host
+        if isinstance(action, life.Spawn):
+            self._host = self._make_host(self, action.incarnation)
+            self._host.start()
+        elif isinstance(action, life.ArmTimer):
+            self._cancel(action.kind)
+            self._timers[action.kind] = self._core.loop.call_later(
+                action.delay_s, self._on_timer, action.kind, action.incarnation
+            )
+        elif isinstance(action, life.CancelTimer):
+            self._cancel(action.kind)
+        elif isinstance(action, life.ReportState):
+            self._entered(action.state, action.reason)
+        elif host is None:
+            return  # its end is known here, and will be to the machine
+        elif isinstance(action, life.AskFinalize):
+            host.finish()
+        elif isinstance(action, life.SignalAbort):
+            host.abort()
+        elif isinstance(action, life.SignalContinue):
+            host.resume()
+        elif isinstance(action, life.SignalKill):
+            host.kill("killed: it did not end in time")
+
+    def _cancel(self, kind: life.Timer) -> None:
+        timer = self._timers.pop(kind, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, kind: life.Timer, incarnation: int) -> None:
+        self._timers.pop(kind, None)
+        is_traced = self._host is not None and self._host.is_traced()
+        self._feed(life.TimerFired(incarnation, monotonic_s(), kind, is_traced))
+
+    def _entered(self, state: State, reason: str) -> None:
+        if state is State.RUNNING:
+            self._has_run = True
+            self._open()
+            self._answer_start(None)
+        elif state is State.STARTING:
+            self._open()
+        elif state is State.BACKOFF:
+            self._wait_for_start(reason)
+        elif state is State.FATAL:
+            self._give_up(reason)
+        elif state is State.STOPPED:
+            self._core.loop.call_soon(self._remove_if_gone)
+
+    def _open(self) -> None:
+        if not self._is_stopping:
+            self.mailbox.open()
+
+    def _wait_for_start(self, reason: str) -> None:
+        due_s = self.machine.start_due_s(monotonic_s()) or 0.0
+        _log.warning("actor %r: %s; it is started again in %.1f s", self.name, reason, due_s)
+        if due_s > RETRY_WITHIN_S and not self._is_stopping:
+            text = f"actor {self.name!r} died ({reason}) and is started again in {due_s:.1f} s"
+            self.mailbox.refuse(ActorRestarting(text, due_s))
+
+    def _give_up(self, reason: str) -> None:
+        error = ActorDead(f"actor {self.name!r} is given up: {reason}")
+        self.mailbox.refuse(error)
+        self.mailbox.clear(error)
+        if not self._answer_start(ActorDead(f"actor {self.name!r} did not start: {reason}")):
+            self._siblings.gave_up(self, reason)
+        self._core.run(self.family.stop())
+        self._core.loop.call_soon(self._remove_if_gone)
+
+    def _answer_start(self, error: ActorserveError | None) -> bool:
+        """Tell whoever spawned it; False if that has been done before."""
+        answer, self._start_answer = self._start_answer, None
+        if answer is None:
+            return False
+        if error is not None:
+            answer.fail(error)
+        else:
+            answer.settle(self.ref)
+        return True
+
+    def _remove_if_gone(self) -> None:
+        """Leave the tree at the end of the last life; one that failed later stays, to be seen."""
+        state = self.machine.state
+        if self._is_removed or self._is_halted or self._host is not None or state not in _GONE:
+            return
+        if state is State.FATAL and self._has_run and not self._is_stopping:
+            return
+        self._is_removed = True
+        error = ActorStopped(f"actor {self.name!r} is not there any more: {self.machine.reason()}")
+        if state is State.STOPPED:
+            self.mailbox.refuse(error)
+        self.mailbox.clear(error)
+        self._answer_start(error)
+        self._siblings.remove(self)
+        self._core.cells.pop(self.id, None)
+        answers, self._stop_answers = self._stop_answers, []
+        for answer in answers:
+            answer.settle(None)
+        self._tell()
+
+    # --- what the host reports -------------------------------------------------------------------
+
+    def spawned(self, incarnation: int) -> None:
+        """See HostOwner."""
+        self._feed(life.Spawned(incarnation, monotonic_s()))
+
+    def spawn_failed(self, incarnation: int, reason: str) -> None:
+        """See HostOwner."""
+        if incarnation == self.machine.incarnation:
+            self._host = None
+            self._feed(life.SpawnFailed(incarnation, monotonic_s(), reason))
+
+    def phase_began(self, incarnation: int, phase: life.Phase, label: str) -> None:
+        """See HostOwner."""
+        self._feed(life.PhaseBegan(incarnation, monotonic_s(), phase, label))
+
+    def ready(self, incarnation: int) -> None:
+        """See HostOwner."""
+        self._feed(life.Ready(incarnation, monotonic_s()))
+        self._wake()
+
+    def start_failed(self, incarnation: int, reason: str) -> None:
+        """See HostOwner: final at the first start; later it counts as a death."""
+        if not self._has_run:
+            self._feed(life.BootRefused(incarnation, monotonic_s(), reason))
+
+    def hung(self, incarnation: int, reason: str) -> None:
+        """See HostOwner."""
+        self._feed(life.Hung(incarnation, monotonic_s(), reason))
+
+    def exited(self, incarnation: int, reason: str, *, is_normal: bool) -> None:
+        """See HostOwner."""
+        host = self._host
+        if host is None or incarnation != self.machine.incarnation:
+            return
+        self._earlier = _sum(self._earlier, host.stats())
+        self._host = None
+        self.last_end = reason
+        self._end = life.Exited(incarnation, monotonic_s(), reason, is_normal)
+        state = self.machine.state
+        if state is not State.RUNNING and (state is not State.BACKOFF or not self._has_run):
+            self.accept_end()
+            self._remove_if_gone()
+        elif self.family.cells:
+            self._core.run(self._after_family())
+        else:
+            self._siblings.died(self)
+
+    async def _after_family(self) -> None:
+        """End the children of a life that is over, before there is another."""
+        await self.family.stop()
+        if self._end is not None:
+            self._siblings.died(self)
+
+    def idle(self) -> None:
+        """See HostOwner."""
+        if self._waiters:
+            self._core.post(self._tell)
+
+    def _wake(self) -> None:
+        """Let the host look into the mailbox. From any thread."""
+        host = self._host
+        if host is not None:
+            host.wake()
+
+    # --- waiting for it --------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _news(self, deadline_s: float | None, is_wanted: Callable[[], bool]) -> None:
+        """Wait as long as more is wanted, and until the deadline."""
+        while is_wanted() and not _is_past(deadline_s):
+            waiter: asyncio.Future[None] = self._core.loop.create_future()
+            self._waiters.append(waiter)
+            left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
+            await asyncio.wait([waiter], timeout=left_s)
+
+    async def _until(self, states: Container[State]) -> State:
+        await self._news(None, lambda: self.machine.state not in states)
+        return self.machine.state
+
+    def stats(self) -> ActorStats:
+        """Return where it and its children stand. From any thread."""
+        host = self._host
+        now = host.stats() if host is not None else HostStats()
+        counts = _sum(self._earlier, now)
+        machine = self.machine.stats()
+        return ActorStats(
+            name=self.name,
+            actor=self.spec.short_name,
+            where=type(self.spec.where).__name__.lower(),
+            state=machine.state.value,
+            reason=machine.reason,
+            pid=now.pid,
+            restarts=machine.restarts,
+            deaths=machine.deaths,
+            handled=counts.handled,
+            failed=counts.failed,
+            mailbox=self.mailbox.stats(),
+            children=tuple(cell.stats() for cell in list(self.family.cells.values())),
+        )
+
+
+def _is_past(deadline_s: float | None) -> bool:
+    return deadline_s is not None and monotonic_s() >= deadline_s
+
+
+def _sum(one: HostStats, other: HostStats) -> HostStats:
+    return HostStats(one.handled + other.handled, one.failed + other.failed)

@@ -138,14 +138,11 @@ class Family:
             cell = self.cells.get(name)
             if cell is None:
                 continue
-            if cell is died:
-                cell.accept_end()
-            elif cell.machine.restart.kind == "temporary":
+            if cell.machine.restart.kind == "temporary" and cell is not died:
                 cell.end_halted()
                 continue
-            else:
-                cell.start_again()
-            if len(plan.start) > 1 and await cell.settled() is State.FATAL:
+            state = await (cell.come_back() if cell is died else cell.start_again())
+            if state is State.FATAL:
                 return cell
         return None
 

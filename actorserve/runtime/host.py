@@ -46,6 +46,9 @@ class Host(Protocol):
     def kill(self, reason: str) -> None:
         """End at once, whatever it does."""
 
+    def is_traced(self) -> bool:
+        """Whether a debugger has it."""
+
     def is_idle(self) -> bool:
         """Whether nothing is in hand."""
 

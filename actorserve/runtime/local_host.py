@@ -104,6 +104,10 @@ class _LocalHost:
     def _cut(self) -> None:
         """Cancel what is awaited."""
 
+    def is_traced(self) -> bool:
+        """See Host."""
+        return False
+
     def is_idle(self) -> bool:
         """See Host."""
         return self._engine.is_idle()

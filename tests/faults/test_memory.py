@@ -78,14 +78,16 @@ def test_row_52_a_stub_starts_as_soon_as_there_is_room(repository, tmp_path):
     """A restart that finds /dev/shm full is tried again until it is not."""
     write_model(repository, "model")
     prefix = with_shm("size=80m")
-    with launched(tmp_path, repository, prefix=prefix) as server:
+    pause = ("--restart-backoff-s", "0.5:0.5")
+    with launched(tmp_path, repository, *pause, prefix=prefix) as server:
         filler = Path(f"/proc/{server.process.pid}/root/dev/shm/filler")
+        os.kill(server.stubs()["model_0_0"], 9)
+        server.wait_log("it will be restarted")
         fd = os.open(filler, os.O_CREAT | os.O_WRONLY)
         with contextlib.suppress(OSError):  # to the last page
             while True:
                 os.write(fd, bytes(MIB))
         os.close(fd)
-        os.kill(server.stubs()["model_0_0"], 9)
         server.wait_log("/dev/shm is full")
         assert server.call("GET", "/v2/health/ready")[0] == 503
         assert server.infer("bystander", INPUT) == ANSWER

@@ -164,7 +164,6 @@ def test_row_58_a_zygote_that_cannot_fork_is_asked_again(serve, repository):
     serve(test)
 
 
-@pytest.mark.xfail(strict=True, reason="nobody reaps the orphans that PID 1 inherits, yet")
 def test_row_61_pid_1_reaps_what_its_models_leave(repository, tmp_path):
     """As PID 1: orphans do not stay as zombies, strangers are not counted, SIGTERM works."""
     body = """

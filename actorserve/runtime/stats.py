@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a system shows of itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actorserve.runtime.mailbox import MailboxStats
+from actorserve.runtime.processes import ProcessesStats
+
+
+class ActorStats(msgspec.Struct, frozen=True):
+    """One actor and those below it. `reason` says why it is in its state; `pid` 0 is none.
+
+    `handled` counts messages that were worked at, `failed` those of them in which `receive`
+    raised, both over all lives.
+    """
+
+    name: str
+    actor: str
+    where: str
+    state: str
+    reason: str
+    pid: int
+    restarts: int
+    deaths: int
+    handled: int
+    failed: int
+    mailbox: MailboxStats
+    children: tuple[ActorStats, ...] = ()
+
+
+class SystemStats(msgspec.Struct, frozen=True):
+    """The tree of actors. `failure` says why the system has given up, "" if it has not."""
+
+    name: str
+    failure: str
+    actors: tuple[ActorStats, ...]
+    processes: ProcessesStats | None
+
+
+def tree(stats: SystemStats) -> str:
+    """Return the tree as lines for people."""
+    lines = [f"{stats.name}{f' (failed: {stats.failure})' if stats.failure else ''}"]
+    for actor in stats.actors:
+        lines += _lines(actor, 1)
+    return "\n".join(lines)
+
+
+def _lines(actor: ActorStats, depth: int) -> list[str]:
+    where = f"{actor.where} {actor.pid}" if actor.pid else actor.where
+    again = f", restarted {actor.restarts} times" if actor.restarts else ""
+    line = f"{'  ' * depth}{actor.name}: {actor.actor} in {where}, {actor.state}{again}"
+    found = [line]
+    for child in actor.children:
+        found += _lines(child, depth + 1)
+    return found
