@@ -56,6 +56,7 @@ class Execution:
         self.is_async = inspect.iscoroutinefunction(self._execute)
         self._loop_thread = LoopThread() if self.is_async else None
         self._inline_left = 0
+        self._unseen: list[Handle] = []  # the inputs of a batch that have no view yet, last first
 
     def close(self) -> None:
         """End the loop's thread, where there is one."""
@@ -74,7 +75,9 @@ class Execution:
         responses = []
         if len(live) < len(message.requests):
             ids = {wire.id for wire in live}
-            responses = [_cancelled(wire) for wire in message.requests if wire.id not in ids]
+            cancelled = [wire for wire in message.requests if wire.id not in ids]
+            end.give_back(_handles(cancelled))
+            responses = [_cancelled(wire) for wire in cancelled]
         started_ns = time.monotonic_ns()
         if live:
             responses += self._answers(live)
@@ -91,11 +94,14 @@ class Execution:
     def _answers(self, wires: list[WireRequest]) -> list[WireResponse]:
         """Call the user's code and turn what it gives into one response per request."""
         self._inline_left = INLINE_TOTAL_BYTES
+        self._unseen = _handles(wires)
+        self._unseen.reverse()
         try:
             requests = [self._request(wire) for wire in wires]
             result = self._call(requests)
         except BaseException as error:
             end_if_forked(self._end, error)
+            self._end.give_back(self._unseen)
             # SystemExit and KeyboardInterrupt too: a stub that only its model could end at will
             # would be a death for every other request.
             if isinstance(error, _NoExecute):
@@ -171,6 +177,7 @@ class Execution:
             return Tensor._received(wire.name, wire.datatype, wire.shape, body)
         is_own = not body.shared
         view = self._end.view(body, writable=is_own)
+        self._unseen.pop()
         copy = body.shared and not self._shared_inputs
         return Tensor._received(wire.name, wire.datatype, wire.shape, view, copy)
 
@@ -231,6 +238,13 @@ class _NoExecute(Exception):
     """The model has no execute method."""
 
 
+def _handles(wires: list[WireRequest]) -> list[Handle]:
+    """Return the handles of requests' inputs, in order."""
+    return [
+        tensor.data for wire in wires for tensor in wire.inputs if isinstance(tensor.data, Handle)
+    ]
+
+
 def _cancelled(wire: WireRequest) -> WireResponse:
     error = WireError(int(Code.CANCELLED), "the request was cancelled before it was executed")
     return WireResponse(wire.id, [], error)
@@ -262,6 +276,8 @@ class LoopThread:
         """Stop the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 async def _captured(

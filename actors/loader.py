@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from actorserve.actors.auto_complete import StubDied, ask_model
-from actorserve.actors.instance import InstancePlan
+from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.model_version import VersionPlan
 from actorserve.actors.node import Node
 from actorserve.actors.repository import ModelSource

@@ -8,7 +8,8 @@ import enum
 
 import msgspec
 
-from actorserve.actors.instance import Instance, InstancePlan, InstanceStats
+from actorserve.actors.incarnation import InstancePlan
+from actorserve.actors.instance import Instance, InstanceStats
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import OnResponse, ResponseFactory
 from actorserve.actors.scheduler import Scheduler, SchedulerStats

@@ -100,7 +100,9 @@ def install(settings: Settings) -> logging.Handler:
     stream = sys.stderr
     if settings.log_file:
         try:
-            stream = open(settings.log_file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            stream = open(  # noqa: SIM115
+                settings.log_file, "a", encoding="utf-8", errors="backslashreplace", buffering=1
+            )
         except OSError as error:
             raise ConfigError(f"--log-file '{settings.log_file}': {error.strerror}") from None
     handler = _Quiet(stream)

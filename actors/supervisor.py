@@ -22,7 +22,7 @@ from types import TracebackType
 import msgspec
 
 from actorserve.actors.embedding import Embedding
-from actorserve.actors.instance import LEVELS
+from actorserve.actors.incarnation import LEVELS
 from actorserve.actors.model import Model, ModelStats
 from actorserve.actors.model_version import ModelVersion
 from actorserve.actors.node import Node

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The floor of a parked round trip: two processes wake each other by eventfd and do nothing else.
-   eventfd SECONDS: prints the median round trip in nanoseconds. */
+   eventfd SECONDS NEAR FAR: pins the two to these cores (-1: to none) and prints the median round
+   trip in nanoseconds. */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,9 +29,19 @@ static int ascending(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
+static void pin(int core)
+{
+    cpu_set_t cores;
+    if (core < 0)
+        return;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    sched_setaffinity(0, sizeof cores, &cores);
+}
+
 int main(int count, char **arguments)
 {
-    if (count != 2)
+    if (count != 4)
         return 2;
     uint64_t length_ns = (uint64_t)(atof(arguments[1]) * 1e9);
     uint32_t *trips = malloc(MOST * sizeof *trips);
@@ -41,6 +54,7 @@ int main(int count, char **arguments)
         return 1;
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pin(atoi(arguments[3]));
         while (read(there, &word, 8) == 8) {
             word = 1;
             if (write(back, &word, 8) != 8)
@@ -48,6 +62,7 @@ int main(int count, char **arguments)
         }
         _exit(0);
     }
+    pin(atoi(arguments[2]));
     int trip = 0;
     uint64_t begin = now_ns(), end = begin;
     while (trip < MOST && end - begin < length_ns) {

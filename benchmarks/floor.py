@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.partner import Partner
+from benchmarks.partner import Partner, pinned, two_cores
 from benchmarks.sampling import CannotRun
 
 SOURCE = Path(__file__).with_name("eventfd.c")
@@ -36,8 +36,9 @@ def compile_c() -> Path:
 
 def c_eventfd_us(program: Path, seconds: float) -> float:
     """Return the median round trip of two C processes over two eventfds."""
+    cores = map(str, two_cores())
     done = subprocess.run(
-        [str(program), str(seconds)], capture_output=True, timeout=seconds + 30, check=True
+        [str(program), str(seconds), *cores], capture_output=True, timeout=seconds + 30, check=True
     )
     return int(done.stdout) / 1000
 
@@ -54,8 +55,9 @@ def python_eventfd_us(seconds: float) -> float:
             os.eventfd_write(back, 1)
 
     trips_ns: list[int] = []
+    near_core, far_core = two_cores()
     try:
-        with Partner(echo):
+        with Partner(echo, far_core), pinned(near_core):
             end_ns = time.monotonic_ns() + int(seconds * 1e9)
             while (start_ns := time.monotonic_ns()) < end_ns:
                 os.eventfd_write(there, 1)

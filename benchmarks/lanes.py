@@ -17,7 +17,7 @@ from actorserve.wire.codec import Decoder, encode
 from actorserve.wire.messages import Handle, Message
 from benchmarks import floor, peers
 from benchmarks.link import Link, echo, round_trips_us
-from benchmarks.partner import Partner
+from benchmarks.partner import Partner, pinned, two_cores
 from benchmarks.sampling import (
     OURS,
     CannotRun,
@@ -73,10 +73,11 @@ def round_trip(effort: Effort) -> Findings:
 
 
 def lane_round_trip_us(seconds: float) -> float:
-    """Return the median round trip over two lanes, both ends parked."""
+    """Return the median round trip over two lanes, both ends parked, on two cores."""
     link = Link()
+    near_core, far_core = two_cores()
     try:
-        with Partner(partial(echo, link)):
+        with Partner(partial(echo, link), far_core), pinned(near_core):
             end = link.near()
             round_trips_us(end, PAYLOAD, seconds / 5)
             return statistics.median(round_trips_us(end, PAYLOAD, seconds))

@@ -106,7 +106,7 @@ SECTIONS: tuple[Section, ...] = (
         (
             Row(
                 "round-trip",
-                "lane round trip, parked, 64 B",
+                "lane round trip 64 B, parked, two cores",
                 "µs",
                 (Target(2.0, False, "C eventfd"),),
             ),

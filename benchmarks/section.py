@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import msgspec
 
 from benchmarks.machine import ROOT
 from benchmarks.rows import Section
-from benchmarks.sampling import OURS, Effort, Findings
+from benchmarks.sampling import OURS, Effort, Findings, reason_of
 
 END_S = 20.0
 
@@ -84,7 +85,12 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # `finally` blocks run
     module, _, function = entry.partition(":")
     measure: Callable[[Effort], Findings] = getattr(importlib.import_module(module), function)
-    findings = measure(Effort(is_quick=effort == "quick"))
+    try:
+        findings = measure(Effort(is_quick=effort == "quick"))
+    except Exception as error:
+        traceback.print_exc()
+        print(reason_of(error), file=sys.stderr)  # the last line is what the table shows
+        return 1
     Path(found).write_bytes(msgspec.json.encode(findings))
     return 0
 

@@ -56,7 +56,7 @@ class Answer(Waiting, Generic[R]):
             except BaseException:  # the waiting task was cancelled
                 self.cancel()
                 raise
-        return self._outcome()
+        return self.outcome()
 
     def result(self, timeout_s: float | None = None) -> R:
         """Wait in a thread and return the value, or raise the error.
@@ -75,13 +75,7 @@ class Answer(Waiting, Generic[R]):
                 self._expire()
             elif end_s is not None and monotonic_s() >= end_s:
                 raise DeadlineExceeded(f"{owner.describe()}: nothing came in {timeout_s:g} s")
-        return self._outcome()
-
-    def result_nowait(self, door: Blocker) -> R:
-        """Return what is there already; where only `door` can tell, wait for its word."""
-        if not self._is_over:
-            door.block(self, None)
-        return self._outcome()
+        return self.outcome()
 
     def is_over(self) -> bool:
         """Whether there is an outcome."""
@@ -147,7 +141,8 @@ class Answer(Waiting, Generic[R]):
             owner.given_up()
         return True
 
-    def _outcome(self) -> R:
+    def outcome(self) -> R:
+        """Return the value or raise the error of an answer that is over."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         return cast(R, self._value)

@@ -65,6 +65,7 @@ class Cell:
         self.machine = ChildMachine(spec.where.restart, spec.where.budgets(), random.random)
         self.last_end = ""
         self._core = core
+        self._door = door
         self._siblings = siblings
         self._make_host = make_host
         self._host: Host | None = None
@@ -104,7 +105,7 @@ class Cell:
 
     async def stop_now(self) -> None:
         """Stop for good, without what waits; returns when it is gone."""
-        answer: Answer[None] = Answer(Errand(self._core, f"the end of {self.name!r}"))
+        answer: Answer[None] = Answer(Errand(self._door, f"the end of {self.name!r}"))
         self.stop(answer, is_drained=False, timeout_s=None)
         await answer
 

@@ -58,6 +58,15 @@ class Core:
                 self.loop.call_soon_threadsafe(self._take_over)
         except RuntimeError:
             self._handed.clear()
+            self._lost_loop()
+
+    def _lost_loop(self) -> None:
+        """Let nobody wait for what will not come: the loop was closed under the actors."""
+        self.is_closed = True
+        error = ActorStopped("the event loop of the actor system was closed")
+        for cell in list(self.cells.values()):
+            cell.mailbox.refuse(error)
+            cell.mailbox.clear(error)
 
     def _take_over(self) -> None:
         self._is_due = False

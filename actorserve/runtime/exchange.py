@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -226,6 +226,13 @@ class Exchange:
                 )
         array = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
         return memoryview(array)  # type: ignore[arg-type]  # numpy's stubs lack the buffer
+
+    def hand_on(self, array: np.ndarray[Any, Any]) -> Handle | None:
+        """Return the handle of the block in which this array was received, if it is in one.
+
+        It can be sent on without a copy, for as long as the array lives.
+        """
+        return self._views.handle_of(array)
 
     def discard(self, peer: Peer, tensors: Iterable[WireTensor]) -> None:
         """Receive and drop: bodies of a response that nobody waits for."""

@@ -86,6 +86,14 @@ def crash_reason(error: BaseException) -> str:
     return f"crashed: {type(error).__name__}{': ' if detail else ''}{detail}"
 
 
+def start_reason(error: BaseException) -> str:
+    """Say in words why an actor did not get ready."""
+    if isinstance(error, ActorserveError):
+        return error.message
+    detail = _text(error)
+    return f"{type(error).__name__}{': ' if detail else ''}{detail}"
+
+
 def is_crash(error: BaseException) -> bool:
     """Whether this ends the actor, and not only the message."""
     return isinstance(error, (Crash, SystemExit, KeyboardInterrupt))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actorserve.clock import monotonic_s
 from actorserve.errors import AlreadyExists
@@ -84,24 +85,26 @@ class Family:
         """Deal with a child whose life has ended unasked, and that does not know it yet."""
         if self._group.strategy is Strategy.ONE_FOR_ONE and self._task is None:
             plan = self._plan(cell)
-            if not plan.is_escalated:
+            if plan.is_escalated:
+                self._run(self._escalate(cell, plan))
+            else:
                 cell.accept_end()
-                return
-            self._run(self._escalate(cell, plan))
             return
+        self._deal_with(cell)
+
+    def gave_up(self, cell: Cell, reason: str) -> None:
+        """Deal with a child that ran and has been given up by its own policy."""
+        _log.error("actor %r is given up: %s", cell.name, reason)
+        if not (self._is_top and self._group.strategy is Strategy.ONE_FOR_ONE):
+            self._deal_with(cell)
+
+    def _deal_with(self, cell: Cell) -> None:
         self._deaths.append(cell)
         if self._task is None:
             self._run(self._deal())
 
-    def gave_up(self, cell: Cell, reason: str) -> None:
-        """Deal with a child that ran and has been given up by its own policy."""
-        if self._is_top and self._group.strategy is Strategy.ONE_FOR_ONE:
-            _log.error("actor %r is given up: %s", cell.name, reason)
-        elif self._task is None:
-            self._run(self._escalate(cell, self._group.escalate(cell.name)))
-
-    def _run(self, coroutine: object) -> None:
-        self._task = self._core.run(coroutine)  # type: ignore[arg-type]
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._task = self._core.run(coroutine)
         self._task.add_done_callback(self._dealt)
 
     def _dealt(self, task: asyncio.Task[None]) -> None:
@@ -115,13 +118,17 @@ class Family:
     async def _deal(self) -> None:
         while self._deaths:
             cell = self._deaths.popleft()
-            if not cell.has_ended_unasked() or self.cells.get(cell.name) is not cell:
+            if self.cells.get(cell.name) is not cell:
                 continue  # it was stopped meanwhile
-            plan = self._plan(cell)
-            if plan.is_escalated:
-                await self._escalate(cell, plan)
-                return
-            failed = await self._carry_out(plan, cell)
+            failed: Cell | None = None
+            if cell.has_ended_unasked():
+                plan = self._plan(cell)
+                if plan.is_escalated:
+                    await self._escalate(cell, plan)
+                    return
+                failed = await self._carry_out(plan, cell)
+            elif cell.machine.state is State.FATAL:
+                failed = cell
             if failed is not None:
                 await self._escalate(failed, self._group.escalate(failed.name))
                 return
@@ -157,6 +164,7 @@ class Family:
         for name in plan.stop:
             if name in self.cells:
                 await self.cells[name].stop_now()
+        self._deaths.clear()
         self._owner.children_failed(reason)
 
     # --- the end ---------------------------------------------------------------------------------

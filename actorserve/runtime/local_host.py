@@ -15,6 +15,7 @@ from actorserve.runtime.host import HostOwner, HostStats
 from actorserve.runtime.life import Life, is_async
 from actorserve.runtime.loop_engine import LoopEngine
 from actorserve.runtime.thread_engine import ThreadEngine
+from actorserve.state.lifecycle import Phase
 
 JOIN_S = 1.0
 
@@ -75,6 +76,10 @@ class _LocalHost:
         self._post(report, *args)
 
     # --- Host, in the system's loop --------------------------------------------------------------
+
+    def _born(self) -> None:
+        self._cell.spawned(self._birth.incarnation)
+        self._cell.phase_began(self._birth.incarnation, Phase.INITIALIZING, "in its first hook")
 
     def wake(self) -> None:
         """See Host."""
@@ -138,12 +143,19 @@ class LoopHost(_LocalHost):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(birth, cell, post)
+        self._loop = loop
         self._loop_engine = LoopEngine(loop, birth.life(), cell.mailbox, self)
         self._engine = self._loop_engine
 
+    def wake(self) -> None:
+        """See Host."""
+        if self._loop.is_closed():
+            self._post(_nothing)  # which tells everybody who waits
+        self._loop_engine.wake()
+
     def start(self) -> None:
         """See Host."""
-        self._cell.spawned(self._birth.incarnation)
+        self._born()
         self._loop_engine.start()
 
     def _cut(self) -> None:
@@ -179,7 +191,7 @@ class ThreadHost(_LocalHost):
                 self._loop.close()
             self._cell.spawn_failed(self._birth.incarnation, str(error))
             return
-        self._cell.spawned(self._birth.incarnation)
+        self._born()
 
     def _run(self) -> None:
         assert isinstance(self._engine, ThreadEngine)
@@ -243,6 +255,10 @@ class ThreadHost(_LocalHost):
         except IndexError:
             return
         self._bell.release()
+
+
+def _nothing() -> None:
+    pass
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:

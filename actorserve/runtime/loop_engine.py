@@ -11,7 +11,7 @@ from typing import Any
 
 from actorserve.runtime.call import Work
 from actorserve.runtime.engine import Engine, EngineOwner, Running, Source
-from actorserve.runtime.failure import crash_reason, cut
+from actorserve.runtime.failure import cut, start_reason
 from actorserve.runtime.life import Life
 
 _log = logging.getLogger("actorserve")
@@ -227,7 +227,7 @@ class LoopEngine(Engine):
     def _start_failed(self, error: BaseException) -> None:
         if not self._is_over:
             self._is_over = True
-            self._owner.on_start_failed(crash_reason(error), error)
+            self._owner.on_start_failed(start_reason(error), error)
         if isinstance(error, KeyboardInterrupt):
             raise error
 

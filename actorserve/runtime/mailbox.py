@@ -90,11 +90,16 @@ class Mailbox:
 
     # --- the actor's side ------------------------------------------------------------------------
 
-    def take(self) -> Call | None:
-        """Return the next call that somebody waits for, None if there is none now."""
+    def take(self, ahead: int = 0) -> Call | None:
+        """Return the next call that somebody waits for, None if there is none now.
+
+        `ahead` is how many calls wait in the actor's own process, with this one.
+        """
         while True:
             with self._lock:
                 call = self._queue.popleft() if self._queue else None
+                if call is not None:
+                    self._ahead = ahead
                 admitted = self._move_up() if self._line else ()
             if admitted:
                 self._welcome(admitted)

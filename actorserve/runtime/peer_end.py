@@ -10,6 +10,7 @@ process's own arena, or handed on where they already lie in a leased block.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actorserve.clock import monotonic_ns, monotonic_s, remaining_s
-from actorserve.errors import DeadlineExceeded, ProtocolError
+from actorserve.errors import DeadlineExceeded, ProtocolError, ResourceExhausted
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
 from actorserve.runtime.channel import BELLS, HELLO_FDS, LANES, ChannelStats, Parts
@@ -208,24 +209,35 @@ class PeerChannel(Generic[M]):
             self._receive_segment(handle)
         return self._views.view(handle, _BYTE, (handle.nbytes,), writable=writable)
 
+    def give_back(self, handles: Iterable[Handle]) -> None:
+        """Return blocks that came in a message and that nobody looks at. Main thread only."""
+        self._releasing.extend(handles)
+
     def _receive_segment(self, handle: Handle) -> None:
         """Read the boot socket until the handle's segment has come: it was sent before it."""
         deadline_s = monotonic_s() + SEGMENT_TIMEOUT_S
         with self._boot_lock:
             while not self._views.has_segment(handle.arena, handle.segment):
-                left_s = remaining_s(deadline_s)
                 try:
-                    message, fds = self._boot.recv(left_s)
+                    self._take_segment(remaining_s(deadline_s))
                 except DeadlineExceeded:
                     raise ProtocolError(
                         f"a handle names segment {handle.segment} of arena {handle.arena}, "
                         "which nobody announced"
                     ) from None
-                if not isinstance(message, MapSegment) or len(fds) != 1:
-                    raise ProtocolError(f"unexpected {type(message).__name__} on the boot socket")
-                segment = Segment.attach(fds[0], message.nbytes)
-                segment.close_fd()
-                self._views.add_segment(message.arena, message.segment, segment)
+                except ResourceExhausted as error:
+                    # It is sent once, and so would be missing for ever: an heir has to do the work.
+                    with contextlib.suppress(OSError):
+                        os.write(2, f"this process cannot go on: {error.message}\n".encode())
+                    os._exit(1)
+
+    def _take_segment(self, timeout_s: float | None) -> None:
+        message, fds = self._boot.recv(timeout_s)
+        if not isinstance(message, MapSegment) or len(fds) != 1:
+            raise ProtocolError(f"unexpected {type(message).__name__} on the boot socket")
+        segment = Segment.attach(fds[0], message.nbytes)
+        segment.close_fd()
+        self._views.add_segment(message.arena, message.segment, segment)
 
     def place(self, body: npt.NDArray[np.generic]) -> Handle:
         """Return a handle of the body: handed on if it is leased, else copied once into the arena.

@@ -16,6 +16,7 @@ from actorserve.errors import InvalidArgument
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.message import Message
 from actorserve.runtime.stream import Stream
+from actorserve.runtime.waiting import Waiting
 
 R = TypeVar("R")
 
@@ -23,10 +24,11 @@ R = TypeVar("R")
 class Door(Protocol):
     """The way from references to actors, in one process."""
 
-    def tell(
-        self, ref: ActorRef, message: Message[Any], deadline_s: float | None, *, is_nowait: bool
-    ) -> Answer[None]:
+    def tell(self, ref: ActorRef, message: Message[Any], deadline_s: float | None) -> Answer[None]:
         """Bring a message."""
+
+    def tell_nowait(self, ref: ActorRef, message: Message[Any]) -> None:
+        """Bring a message, or raise."""
 
     def ask(
         self, ref: ActorRef, message: Message[R], deadline_s: float | None, *, is_nowait: bool
@@ -42,11 +44,8 @@ class Door(Protocol):
     def ref(self, number: int, name: str) -> ActorRef:
         """Return the reference to the actor of this id."""
 
-    def check_may_block(self) -> None:
-        """Raise InvalidArgument where a wait would keep the very answer from coming."""
-
-    def block(self, is_over: Any, timeout_s: float | None) -> bool:
-        """Work at what an answer needs, in the one thread that can; False: only wait for it."""
+    def block(self, waiting: Waiting, timeout_s: float | None) -> bool:
+        """See Blocker."""
 
 
 class ActorRef:
@@ -71,12 +70,11 @@ class ActorRef:
         line, in their order. Fails with ActorStopped or ActorDead, with DeadlineExceeded after
         `timeout_s` seconds in line. What goes wrong later is in the log, not here.
         """
-        return self._door.tell(self, _checked(message), _deadline_s(timeout_s), is_nowait=False)
+        return self._door.tell(self, _checked(message), _deadline_s(timeout_s))
 
     def tell_nowait(self, message: Message[Any]) -> None:
         """Send a message, or raise Full at once when the mailbox has no room."""
-        answer = self._door.tell(self, _checked(message), None, is_nowait=True)
-        answer.result_nowait(self._door)
+        self._door.tell_nowait(self, _checked(message))
 
     def ask(self, message: Message[R], *, timeout_s: float | None = None) -> Answer[R]:
         """Send a message and get its answer.

@@ -71,7 +71,7 @@ class Stream(Waiting, Generic[R]):
                 self._raise_end(StopAsyncIteration)
             try:
                 if not await _Wait(self, deadline_s):
-                    self._expire()
+                    self._expire(deadline_s)
             except BaseException:
                 self.close()
                 raise
@@ -89,7 +89,7 @@ class Stream(Waiting, Generic[R]):
                 self._raise_end(StopIteration)
             owner = self._owner
             if owner is not None and not owner.door.block(self, _left_s(deadline_s)):
-                self._expire()
+                self._expire(deadline_s)
         return self._take()
 
     def close(self) -> None:
@@ -159,10 +159,11 @@ class Stream(Waiting, Generic[R]):
     def _deadline_s(self) -> float | None:
         return None if self._item_timeout_s is None else monotonic_s() + self._item_timeout_s
 
-    def _expire(self) -> None:
+    def _expire(self, deadline_s: float | None) -> None:
+        """End the stream if its reader has waited long enough: it may be woken for nothing."""
         owner = self._owner
-        if owner is None or self._items:
-            return  # it ended, or an item came, this moment
+        if deadline_s is None or monotonic_s() < deadline_s or owner is None or self._items:
+            return
         what = owner.describe()
         if self._end(DeadlineExceeded(f"{what}: no item in {self._item_timeout_s:g} s")):
             owner.given_up()

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from actorserve.runtime.answer import Answer
 from actorserve.runtime.call import Work
 from actorserve.runtime.engine import Engine, EngineOwner, Running, Source
-from actorserve.runtime.failure import crash_reason, cut
+from actorserve.runtime.failure import cut, start_reason
 from actorserve.runtime.life import Life
 
 _log = logging.getLogger("actorserve")
@@ -46,7 +47,7 @@ class ThreadEngine(Engine):
         except BaseException as error:
             cut(error)
             self._is_over = True
-            self._owner.on_start_failed(crash_reason(error), error)
+            self._owner.on_start_failed(start_reason(error), error)
             return
         self._owner.on_started()
         while not self._is_over:
@@ -73,6 +74,8 @@ class ThreadEngine(Engine):
         try:
             message = call.message()
             result = self._life.receive(message)
+            if isinstance(result, Answer):  # passed on from another actor
+                result = result.result()
             self._refuse_awaitable(result)
             if not self._is_over and self._settle(call, result):
                 self._advance(call, self._streams[call])

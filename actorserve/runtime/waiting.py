@@ -45,6 +45,17 @@ class Waiting:
                 return
             wake()
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from whatever thread, when there is news."""
+        self._waiters.append(wake)
+
+    def leave(self, wake: Callable[[], None]) -> None:
+        """Listen no more."""
+        try:
+            self._waiters.remove(wake)
+        except ValueError:
+            pass
+
     def wait_in_thread(self, timeout_s: float | None) -> bool:
         """Wait for news; False after `timeout_s` seconds."""
         lock = threading.Lock()
@@ -53,7 +64,7 @@ class Waiting:
         if not self.has_news():
             limit_s = -1.0 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
             lock.acquire(timeout=limit_s)
-        self._leave(lock.release)
+        self.leave(lock.release)
         return self.has_news()
 
     def wait_in_loop(self, timeout_s: float | None) -> Generator[Any, None, bool]:
@@ -69,14 +80,8 @@ class Waiting:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._leave(wake)
+            self.leave(wake)
         return self.has_news()
-
-    def _leave(self, wake: Callable[[], None]) -> None:
-        try:
-            self._waiters.remove(wake)
-        except ValueError:
-            pass
 
 
 def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], None]:

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from actorserve.errors import ResourceExhausted
+from actorserve.errors import ResourceExhausted, Unavailable
 from actorserve.shm import segment
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
 from tests.conftest import wait_until
@@ -302,3 +302,48 @@ def test_row_55_nothing_of_ours_has_a_name_to_be_deleted(repository, tmp_path):
             assert list(shm.iterdir()) == []
         assert stub_pids() == before
         assert server.stop() == 0
+
+
+# --- row 56: a stub without descriptors -----------------------------------------------------------
+
+
+def test_row_56_a_stub_that_has_no_descriptor_for_an_input_is_replaced(serve, repository):
+    """A segment that it could not take would be missing for ever: it ends, and its heir works."""
+    body = """
+class TritonPythonModel:
+    def execute(self, requests):
+        if len(tensors(requests)[0]) == 1:
+            import resource
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, 20_000))
+        return answers(tensors(requests))
+"""
+    write_model(repository, "model", body)
+
+    async def test(harness: Harness) -> None:
+        pid = harness.instance("model").pid
+        assert await harness.outcome("model", [1.0]) == [1.0]
+        error = await asyncio.wait_for(harness.outcome("model", [2.0] * 5000), 5)
+        assert isinstance(error, Unavailable), error
+        await harness.until_restarted("model", pid)
+        assert await harness.outcome("model", [3.0] * 5000) == [3.0] * 5000
+
+    serve(test)
+
+
+def test_row_56_a_stub_that_has_no_descriptor_for_an_output_says_so(serve, repository):
+    """RESOURCE_EXHAUSTED for the response; small ones still pass, and all when there are some."""
+    write_model(repository, "model", GROWS)
+
+    async def test(harness: Harness) -> None:
+        stub = psutil.Process(harness.instance("model").pid)
+        before = stub.rlimit(psutil.RLIMIT_NOFILE)
+        stub.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+        error = await harness.outcome("model", [-5000.0])
+        assert isinstance(error, ResourceExhausted), error
+        assert "ulimit -n" in error.message
+        assert await harness.outcome("model", [1.0]) == [1.0]
+        stub.rlimit(psutil.RLIMIT_NOFILE, before)
+        assert await harness.outcome("model", [-5000.0]) == [0.0] * 5000
+        assert harness.instance("model").restarts == 0
+
+    serve(test)

@@ -183,7 +183,8 @@ def test_row_35_a_dead_stubs_pid_is_never_signalled(serve, repository):
 
     async def test(harness: Harness) -> None:
         instance = harness.server._models["model"].versions()[0]._instances[0]
-        child = instance._child
+        incarnation = instance._current
+        child = incarnation.child
         pid = harness.kill("model")
         await harness.until_restarted("model", pid)
         stranger = stranger_with(pid)
@@ -191,7 +192,7 @@ def test_row_35_a_dead_stubs_pid_is_never_signalled(serve, repository):
             assert not child.signal(signal.SIGKILL)
             child.kill_group()
             assert child.sample().state == "X"
-            instance.on_hung_up(1)
+            incarnation.on_hung_up()
             with pytest.raises(subprocess.TimeoutExpired):
                 stranger.wait(0.3)
             assert await harness.outcome("model", [1.0]) == [1.0]

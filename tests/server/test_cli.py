@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,8 +17,9 @@ import psutil
 import pytest
 
 import actorserve
+from actorserve import Supervisor, cli
 from actorserve.cli import IGNORED_FLAGS
-from actorserve.config import OPTIONS
+from actorserve.config import OPTIONS, Settings
 from tests.server.harness import EXAMPLES, IDENTITY_CONFIG, write_model
 
 INPUT = {"INPUT0": ("FP32", [1], [5])}
@@ -91,34 +93,56 @@ def test_help_lists_every_option_with_its_default():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ((), "actorserve start: name a model repository, as in 'actorserve start repo/'"),
+        ("start", "actorserve start: name a model repository, as in 'actorserve start repo/'"),
         (
-            ("repo", "--no-such-flag"),
+            "start repo --no-such-flag",
             "actorserve start: unknown argument: --no-such-flag (try 'actorserve start --help')",
         ),
         (
-            ("repo", "--http-prot=1"),
+            "start repo --http-prot=1",
             "actorserve start: unknown argument: --http-prot=1 (try 'actorserve start --help')",
         ),
         (
-            ("/nowhere/at/all",),
-            "actorserve start: model repository '/nowhere/at/all' is not a directory",
-        ),
-        (
-            ("repo", "--http-port", "abc"),
+            "start repo --http-port abc",
             "actorserve start: --http-port: expected a whole number from 0 to 65535, got 'abc'",
         ),
         (
-            ("repo", "--exit-timeout-secs=never"),
+            "start repo --exit-timeout-secs=never",
             "actorserve start: --exit-timeout-secs: expected seconds, 0 or more, got 'never'",
         ),
         (
-            ("repo", "--model-control-mode=poll"),
+            "start repo --model-control-mode=poll",
             "actorserve start: --model-control-mode: expected one of none, explicit, got 'poll'",
         ),
         (
-            ("repo", "--load-model=a"),
+            "start repo --load-model=a",
             "actorserve start: --load-model needs --model-control-mode=explicit: else all models",
+        ),
+        ("health --url=ftp://x", "actorserve health: --url 'ftp://x': expected something like"),
+        ("health --url=http://h:99999", "actorserve health: --url 'http://h:99999': expected"),
+        ("health --url=http://", "actorserve health: --url 'http://': expected something like"),
+        ("health --timeout-s=0", "actorserve health: argument --timeout-s: expected seconds"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, line, capfd):
+    """Exit code 2, and what was expected; as `main` of the command, in this process."""
+    try:
+        code = cli.main(arguments.split())
+    except SystemExit as end:
+        code = int(str(end.code))
+    out, err = capfd.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1, err
+    assert err.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("repo", "--no-such-flag"), "actorserve start: unknown argument: --no-such-flag (try"),
+        (
+            ("/nowhere/at/all",),
+            "actorserve start: model repository '/nowhere/at/all' is not a directory",
         ),
         (
             ("repo", "--http-port=0", "--log-file=/nowhere/log"),
@@ -139,8 +163,8 @@ def test_help_lists_every_option_with_its_default():
         ),
     ],
 )
-def test_wrong_usage_is_one_line(arguments, line):
-    """Exit code 2, and what was expected."""
+def test_a_server_that_cannot_be_is_one_line(arguments, line):
+    """Exit code 2 before any model is looked at."""
     assert one_line(run("start", *arguments), 2).startswith(line)
 
 
@@ -157,60 +181,82 @@ def test_a_port_in_use_is_one_line():
 # --- options and variables -----------------------------------------------------------------------
 
 
-def test_variables_set_options_and_flags_beat_them(start_server, model, tmp_path):
+@pytest.fixture(scope="module")
+def configured(start_shared, tmp_path_factory):
+    """Return a server with many options, and its soft limit of open files as it came to it."""
+    root = tmp_path_factory.mktemp("configured")
+    write_model(root / "first", "model")
+    write_model(root / "second", "other")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        return start_shared(
+            flags=[
+                "--id=from the flag",
+                "--grpc-port=8001",
+                "--grpc-port",
+                "8001",
+                "--allow-metrics=false",
+                "--cache-config=local,size=1048576",
+                "--strict-readiness",
+            ],
+            env={
+                "ACTORSERVE_MODEL_REPOSITORY": f"{root / 'first'},{root / 'second'}",
+                "ACTORSERVE_ID": "from the variable",
+                "ACTORSERVE_HTTP_MAX_INPUT_SIZE": "1000",
+                "ACTORSERVE_HTTP_PORT": "not a number, and never read",
+                "ACTORSERVE_LOG_FORMAT": "",
+                "ACTORSERVE_BACKEND_CONFIG": "python,shm-default-byte-size=2097152 "
+                "python,stub-timeout-seconds=5",
+            },
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_variables_set_options_and_flags_beat_them(configured):
     """ACTORSERVE_ and the flag's name; lists have commas; an empty one counts as none."""
-    write_model(tmp_path / "second", "other")
-    server = start_server(
-        flags=["--id=from the flag"],
-        env={
-            "ACTORSERVE_MODEL_REPOSITORY": f"{model},{tmp_path / 'second'}",
-            "ACTORSERVE_ID": "from the variable",
-            "ACTORSERVE_HTTP_MAX_INPUT_SIZE": "1000",
-            "ACTORSERVE_HTTP_PORT": "not a number, and never read",
-            "ACTORSERVE_LOG_FORMAT": "",
-            "ACTORSERVE_BACKEND_CONFIG": "python,shm-default-byte-size=2097152 "
-            "python,stub-timeout-seconds=5",
-        },
-    )
-    assert server.request("GET", "/v2").json["name"] == "from the flag"
-    assert server.request("POST", "/v2/models/model/infer", b"x" * 1001).status == 413
-    assert server.infer("model", INPUT)[0] == 200
-    assert server.infer("other", INPUT)[0] == 200
+    assert configured.request("GET", "/v2").json["name"] == "from the flag"
+    assert configured.request("POST", "/v2/models/model/infer", b"x" * 1001).status == 413
+    assert configured.infer("model", INPUT)[0] == 200
+    assert configured.infer("other", INPUT)[0] == 200
     assert (
         '"--backend-config=python,stub-timeout-seconds=5 is ignored: models have the parameters '
-        'SPAWN_TIMEOUT_S and FINALIZE_TIMEOUT_S"' in server.log()
+        'SPAWN_TIMEOUT_S and FINALIZE_TIMEOUT_S"' in configured.log()
     )
 
 
-def test_a_wrong_variable_is_named():
+def test_a_wrong_variable_is_named(monkeypatch, capfd):
     """Not the flag that nobody gave."""
-    line = one_line(run("start", "repo", ACTORSERVE_EXIT_ON_ERROR="perhaps"), 2)
-    assert (
-        line == "actorserve start: ACTORSERVE_EXIT_ON_ERROR: expected true or false, got 'perhaps'"
+    monkeypatch.setenv("ACTORSERVE_EXIT_ON_ERROR", "perhaps")
+    assert cli.main(["start", "repo"]) == 2
+    assert capfd.readouterr().err == (
+        "actorserve start: ACTORSERVE_EXIT_ON_ERROR: expected true or false, got 'perhaps'\n"
     )
 
 
-def test_flags_of_the_real_server_are_warned_of_once(start_server, model):
+def test_flags_of_the_real_server_are_warned_of_once(configured):
     """Those without meaning here are accepted, in every spelling."""
-    server = start_server(
-        model,
-        flags=[
-            "--grpc-port=8001",
-            "--grpc-port",
-            "8001",
-            "--allow-metrics=false",
-            "--cache-config=local,size=1048576",
-            "--strict-readiness",
-        ],
-    )
-    lines = [line for line in server.log().splitlines() if "has no meaning here" in line]
+    lines = [line for line in configured.log().splitlines() if "has no meaning here" in line]
     assert [line.partition('"')[2].split()[0] for line in lines] == [
         "--grpc-port",
         "--allow-metrics",
         "--cache-config",
     ]
     assert all(line.startswith("W") for line in lines)
-    assert server.infer("model", INPUT)[0] == 200
+
+
+def test_the_limit_of_open_files_is_raised(configured):
+    """A soft limit of 256 would do for a dozen stubs; the hard one is the administrator's."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limits = psutil.Process(configured.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert limits == (min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16, hard)
+
+
+def test_health_of_a_ready_server(configured):
+    """Exit code 0."""
+    done = run("health", f"--url=http://{configured.address}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
 
 
 def test_known_flags_are_whole_names():
@@ -220,18 +266,6 @@ def test_known_flags_are_whole_names():
     assert len(set(IGNORED_FLAGS)) == len(IGNORED_FLAGS)
     own = {flag[2:] for option in OPTIONS for flag in (option.flag, *option.aliases)}
     assert own.isdisjoint(IGNORED_FLAGS)
-
-
-def test_the_limit_of_open_files_is_raised(start_server, model):
-    """A soft limit of 256 would do for a dozen stubs; the hard one is the administrator's."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        server = start_server(model)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    limits = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
-    assert limits == (min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16, hard)
 
 
 # --- models at start -----------------------------------------------------------------------------
@@ -262,27 +296,27 @@ def test_explicit_mode_loads_what_is_named(start_server, model):
     assert server.infer("model", INPUT)[0] == 404
 
 
-def test_explicit_mode_without_names_is_ready_and_empty(start_server, model):
-    """No model is loaded."""
-    server = start_server(model, flags=["--model-control-mode=explicit"])
-    assert server.call("GET", "/v2/health/ready")[0] == 200
-    assert server.infer("model", INPUT)[0] == 404
-
-
-def test_explicit_mode_loads_all(start_server, model):
-    """--load-model=* names every model."""
+@pytest.mark.parametrize(
+    ("names", "expected", "missing"),
+    [((), set(), []), (("*",), {"model", "second"}, []), (("nobody",), set(), ["nobody"])],
+)
+def test_explicit_mode(model, tmp_path, names, expected, missing):
+    """None, all, and one that is not there; embedded, with the same settings."""
     write_model(model, "second")
-    server = start_server(model, flags=["--model-control-mode=explicit", "--load-model=*"])
-    assert server.infer("model", INPUT)[0] == 200
-    assert server.infer("second", INPUT)[0] == 200
+    settings = Settings(
+        model_control_mode="explicit", load_model=names, crash_dir=str(tmp_path / "crashes")
+    )
 
+    async def main() -> None:
+        async with Supervisor(model, settings) as server:
+            ready = {name for name in ("model", "second") if server.is_model_ready(name)}
+            assert ready == expected
+            assert list(server.failures) == missing
+            assert server.is_ready() is not bool(missing)
+            for name in missing:
+                assert "failed to poll from model repository" in server.failures[name]
 
-def test_explicit_mode_names_a_model_that_is_not_there(start_server, model):
-    """That is a model that failed to load."""
-    flags = ["--model-control-mode=explicit", "--load-model=nobody"]
-    server = start_server(model, flags=flags, wait=False)
-    assert server.wait() == 1
-    assert "failed to load 'nobody', failed to poll from model repository" in server.log()
+    asyncio.run(main())
 
 
 # --- the ready file ------------------------------------------------------------------------------
@@ -326,25 +360,9 @@ def test_health_is_an_exit_code(start_server, model):
     assert line == f"not ready: {server.address}: Connection refused"
 
 
-def test_health_of_a_ready_server(start_server, model):
-    """Exit code 0."""
-    server = start_server(model)
-    done = run("health", f"--url=http://{server.address}")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
-
-
 def test_health_gives_up_in_time():
     """A server that accepts and says nothing is not ready."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         line = one_line(run("health", f"--url=127.0.0.1:{port}", "--timeout-s=0.2"), 1)
         assert line == f"not ready: 127.0.0.1:{port}: timed out"
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "http://", "http://host:x"])
-def test_health_of_no_url_is_wrong_usage(url):
-    """Exit code 2, with an example."""
-    line = one_line(run("health", f"--url={url}"), 2)
-    assert (
-        line == f"actorserve health: --url {url!r}: expected something like http://127.0.0.1:8000"
-    )

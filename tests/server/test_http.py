@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 import actorserve
+from actorserve import Supervisor
+from actorserve.config import Settings
 from tests.conftest import wait_until
 from tests.server.harness import EXAMPLES, IDENTITY, IDENTITY_CONFIG, binary_body, write_model
 
@@ -74,16 +77,25 @@ def test_health_during_load_and_after(start_server, repository, tmp_path):
     assert server.infer("slow", {"INPUT0": ("FP32", [1], [1])})[0] == 200
 
 
-def test_lax_readiness_is_ready_at_once(start_server, repository, tmp_path):
+def test_lax_readiness_is_ready_at_once(repository, tmp_path, monkeypatch):
     """--strict-readiness=false says ready while models still load."""
     write_model(repository, "slow", WAITS)
     go = tmp_path / "go"
-    flags = ["--strict-readiness=false"]
-    server = start_server(repository, wait=False, flags=flags, env={"GO": str(go)})
-    server.wait_listening()
-    assert server.call("GET", "/v2/health/ready") == (200, b"")
-    go.touch()
-    server.wait_ready()
+    monkeypatch.setenv("GO", str(go))
+
+    async def main() -> None:
+        server = Supervisor(repository, Settings(strict_readiness=False, crash_dir=str(tmp_path)))
+        assert not server.is_ready()
+        await server.open()
+        assert server.is_ready()
+        loading = asyncio.ensure_future(server.load_models())
+        go.touch()
+        await loading
+        assert server.is_ready()
+        await server.stop()
+        assert not server.is_ready()
+
+    asyncio.run(main())
 
 
 def test_ready_is_false_while_a_stub_is_missing(start_server):
@@ -332,21 +344,16 @@ def test_what_is_no_http_is_400(server):
     assert server.request("POST", ADD_URL, ADD).status == 200
 
 
-def test_a_client_that_hangs_up_is_no_error(start_server, repository):
+def test_a_client_that_hangs_up_is_no_error(server):
     """A request whose client is gone is cancelled, and the next is served."""
-    slow = IDENTITY.replace("answers = []", "answers = []; time.sleep(0.2)")
-    write_model(repository, "model", slow)
-    server = start_server(repository)
-    body = json.dumps(
-        {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}
-    )
-    for _ in range(3):
+    body = json.dumps(_double(1))
+    for _ in range(20):
         connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
-        connection.request("POST", "/v2/models/model/infer", body)
+        connection.request("POST", "/v2/models/async_double/infer", body)
         connection.close()
-    assert server.infer("model", {"INPUT0": ("FP32", [1], [5])}) == (200, {"OUTPUT0": [5]})
+    inputs = {"INPUT": ("INT64", [1], [5])}
+    assert server.infer("async_double", inputs) == (200, {"OUTPUT": [10]})
     assert "Traceback" not in server.log()
-    assert server.stop() == 0
 
 
 def test_every_interface_may_be_listened_on(start_server, repository):

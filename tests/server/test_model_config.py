@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
+import numpy as np
 import pytest
 
+from actorserve import Supervisor
+from actorserve.config import Settings
 from tests.server.harness import IDENTITY, IDENTITY_CONFIG, parameter, write_model
 
 COMPLETE = """
@@ -142,7 +146,8 @@ def server(start_shared, tmp_path_factory):
     warned = (
         'model_warmup [ { name: "a" batch_size: 1 } ] response_cache { enable: true }\n'
         'optimization { cuda { graphs: true } } metric_tags { key: "a" value: "b" }\n'
-        "instance_group [ { count: 1 rate_limiter { priority: 1 } } ]\n"
+        "instance_group [ { count: 2 rate_limiter { priority: 1 } } ]\n"
+        "max_batch_size: 2 dynamic_batching { preserve_ordering: true }\n"
     )
     write_model(repository, "warned", IDENTITY, IDENTITY_CONFIG + warned)
     for name, (source, config, _) in WRONG.items():
@@ -214,11 +219,17 @@ def test_a_hook_that_dies_is_asked_again(server):
     assert _table(server)["dies_twice"] == ["1", "READY", "1/1"]
 
 
-def test_a_hook_is_not_called_where_that_is_switched_off(start_server, repository):
+def test_a_hook_is_not_called_where_that_is_switched_off(repository, tmp_path):
     """--disable-auto-complete-config leaves the configuration as it is."""
     write_model(repository, "model", HOOK.format("raise RuntimeError('no')") + EXECUTE)
-    server = start_server(repository, flags=["--disable-auto-complete-config"])
-    assert server.infer("model", {"INPUT0": ("FP32", [1], [1])})[0] == 200
+    settings = Settings(auto_complete_config=False, crash_dir=str(tmp_path))
+
+    async def main() -> None:
+        async with Supervisor(repository, settings) as server:
+            outputs = await server.infer("model", {"INPUT0": np.ones(1, np.float32)})
+            assert outputs["OUTPUT0"].tolist() == [1]
+
+    asyncio.run(main())
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -291,6 +302,7 @@ def test_the_server_serves_and_says_that_it_is_not_ready(server):
         "response_cache is ignored: every request is executed",
         "optimization.cuda is ignored",
         "metric_tags are ignored",
+        "dynamic_batching.preserve_ordering is ignored: with several instances",
         "instance_group 'warned_0': rate_limiter is ignored: an instance runs as soon as",
     ],
 )
@@ -299,4 +311,4 @@ def test_what_has_no_effect_is_warned_of(server, text):
     warnings = [line for line in server.log().splitlines() if f"\"model 'warned': {text}" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("W")
-    assert _table(server)["warned"] == ["1", "READY", "1/1"]
+    assert _table(server)["warned"] == ["1", "READY", "2/2"]

@@ -14,8 +14,9 @@ import pytest
 
 from actorserve import Supervisor
 from actorserve.config import Settings
-from actorserve.errors import NotFound, Unavailable
-from tests.server.harness import IDENTITY, IDENTITY_CONFIG, TELL, TELL_CONFIG, write_model
+from actorserve.errors import Unavailable
+from actorserve.frontend.table import model_table
+from tests.server.harness import IDENTITY_CONFIG, TELL, TELL_CONFIG, write_model
 
 ARGS = TELL + "    def tell(self, request): return json.dumps(self.args)\n"
 VERSION = TELL + "    def tell(self, request): return self.args['model_version']\n"
@@ -43,6 +44,9 @@ class TritonPythonModel:
 """
 
 
+LONG_NAME = "a_model_with_a_name_beyond_fifteen_characters"
+
+
 @pytest.fixture(scope="module")
 def server(start_shared, tmp_path_factory):
     """Return a server of models that tell what they see."""
@@ -64,7 +68,11 @@ def server(start_shared, tmp_path_factory):
     siblings = "import sibling\n" + TELL + "    def tell(self, request): return sibling.WORD\n"
     folder = write_model(repository, "siblings", siblings, TELL_CONFIG)
     (folder / "1" / "sibling.py").write_text("WORD = 'found'\n")
-    server = start_shared(repository)
+    two = TELL_CONFIG + "instance_group [ { count: 2 kind: KIND_CPU } ]"
+    write_model(repository, "pair", MEETING, two)
+    write_model(repository, LONG_NAME, PID, two)
+    meet = tmp_path_factory.mktemp("meet")
+    server = start_shared(repository, env={"MEET": str(meet)})
     server.repository = repository
     return server
 
@@ -148,74 +156,68 @@ def test_instances_are_named_after_their_groups(server):
         assert f'"{name}: ready"' in log
 
 
-def test_instances_run_side_by_side(start_server, repository, tmp_path):
+def test_instances_run_side_by_side(server):
     """Two requests that wait for each other are both answered, each by its own instance."""
-    config = TELL_CONFIG + "instance_group [ { count: 2 kind: KIND_CPU } ]"
-    write_model(repository, "pair", MEETING, config)
-    meet = tmp_path / "meet"
-    meet.mkdir()
-    server = start_server(repository, env={"MEET": str(meet)})
     with ThreadPoolExecutor(2) as pool:
         names = list(pool.map(lambda _: server.tell("pair"), range(2)))
     assert sorted(names) == ["pair_0_0", "pair_0_1"]
 
 
-def test_a_long_model_name_keeps_its_number_in_ps(start_server, repository):
+def test_a_long_model_name_keeps_its_number_in_ps(server):
     """What ps shows is cut in the model's part."""
-    name = "a_model_with_a_name_beyond_fifteen_characters"
-    write_model(repository, name, PID, TELL_CONFIG + "instance_group [ { count: 2 } ]")
-    server = start_server(repository)
-    shown = server.stubs()
-    assert len(shown) == 2, shown
+    shown = {name: pid for name, pid in server.stubs().items() if name.startswith("a_model")}
     assert {each[-4:] for each in shown} == {"_0_0", "_0_1"}
-    assert int(server.tell(name)) in shown.values()
+    assert int(server.tell(LONG_NAME)) in shown.values()
 
 
 # --- repositories --------------------------------------------------------------------------------
 
 
-def test_several_repositories_are_one(start_server, tmp_path):
-    """Models of all repositories serve, however the repositories are named."""
+@pytest.fixture(scope="module")
+def many(start_shared, tmp_path_factory):
+    """Return a server of four repositories, with a model that is in two, and things besides."""
+    root = tmp_path_factory.mktemp("many")
     for number in range(3):
-        write_model(tmp_path / f"repo{number}", f"model{number}")
-    server = start_server(
-        tmp_path / "repo0",
-        tmp_path / "repo1",
-        flags=[f"--model-repository={tmp_path / 'repo2'}", f"--model-store={tmp_path / 'repo0'}"],
-    )
-    for number in range(3):
-        assert server.infer(f"model{number}", {"INPUT0": ("FP32", [1], [number])})[0] == 200
-
-
-def test_a_model_in_two_repositories_does_not_load(start_server, tmp_path):
-    """Neither of the two serves, and the reason says so; the others do."""
+        write_model(root / f"repo{number}", f"model{number}")
     for number in range(2):
-        write_model(tmp_path / f"repo{number}", "twice")
-        write_model(tmp_path / f"repo{number}", f"model{number}")
-    server = start_server(tmp_path / "repo0", tmp_path / "repo1", flags=["--exit-on-error=false"])
-    assert "twice: model appears in two or more repositories" in server.log()
-    assert server.call("GET", "/v2/models/twice/ready")[0] == 400
-    assert server.call("GET", "/v2/health/ready")[0] == 503
-    assert server.infer("model0", {"INPUT0": ("FP32", [1], [0])})[0] == 200
-    assert server.infer("model1", {"INPUT0": ("FP32", [1], [0])})[0] == 200
+        write_model(root / f"repo{number}", "twice")
+    (root / "repo0" / ".git").mkdir()
+    (root / "repo0" / "README.md").write_text("hello")
+    (root / "empty").mkdir()
+    flags = [f"--model-repository={root / 'repo2'}", f"--model-store={root / 'repo0'}"]
+    return start_shared(
+        root / "repo0", root / "repo1", root / "empty", flags=[*flags, "--exit-on-error=false"]
+    )
 
 
-def test_hidden_folders_and_files_are_no_models(start_server, repository):
-    """A .git, a README and a lost+found beside the models do no harm."""
-    write_model(repository, "model")
-    (repository / ".git").mkdir()
-    (repository / "README.md").write_text("hello")
-    server = start_server(repository)
-    assert server.infer("model", {"INPUT0": ("FP32", [1], [1])})[0] == 200
-    assert "README" not in server.log()
+def test_several_repositories_are_one(many):
+    """Models of all repositories serve, however and how often the repositories are named."""
+    for number in range(3):
+        assert many.infer(f"model{number}", {"INPUT0": ("FP32", [1], [number])})[0] == 200
 
 
-def test_an_empty_repository_is_served(start_server, repository):
+def test_a_model_in_two_repositories_does_not_load(many):
+    """Neither of the two serves, and the reason says so; the others do."""
+    assert "twice: model appears in two or more repositories" in many.log()
+    assert many.call("GET", "/v2/models/twice/ready")[0] == 400
+    assert many.call("GET", "/v2/health/ready")[0] == 503
+
+
+def test_hidden_folders_and_files_are_no_models(many):
+    """A .git and a README beside the models do no harm."""
+    assert "README" not in many.log()
+    assert ".git" not in many.log()
+
+
+def test_an_empty_repository_is_served(repository, tmp_path):
     """No models is no error."""
-    server = start_server(repository)
-    assert "No models are loaded." in server.log()
-    assert server.call("GET", "/v2/health/ready")[0] == 200
-    assert server.stop() == 0
+
+    async def main() -> None:
+        async with Supervisor(repository, _settings(tmp_path)) as server:
+            assert server.is_ready()
+            assert model_table(server.stats()) == "No models are loaded."
+
+    asyncio.run(main())
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -232,78 +234,24 @@ class TritonPythonModel:
 
 
 def test_finalize_is_called_at_stop(start_server, repository, tmp_path):
-    """Once for each instance, and what it prints is in the log."""
+    """Once for each instance; what it prints and what it raises is in the log, the code is 0."""
     mark = tmp_path / "mark"
     write_model(repository, "model", FINALIZE, IDENTITY_CONFIG + "instance_group [ { count: 2 } ]")
+    body = "class TritonPythonModel:\n    def finalize(self): raise RuntimeError('not now')\n"
+    write_model(repository, "raises", body)
     server = start_server(repository, env={"MARK": str(mark)})
     assert not mark.exists()
     assert server.stop() == 0
     assert mark.read_text() == "finalized\n" * 2
     assert re.search(r'I\d{4} [\d:.]+ \d+ model_0_[01] stdout\] "good bye"', server.log())
+    assert "raises_0: finalize failed: RuntimeError: not now" in server.log()
 
 
-def test_an_error_in_finalize_is_only_logged(start_server, repository):
-    """The exit code stays 0."""
-    body = "class TritonPythonModel:\n    def finalize(self): raise RuntimeError('not now')\n"
-    write_model(repository, "model", body)
-    server = start_server(repository)
-    assert server.stop() == 0
-    assert "model_0: finalize failed: RuntimeError: not now" in server.log()
-
-
-# --- load and unload, embedded -------------------------------------------------------------------
+# --- reload -------------------------------------------------------------------
 
 
 def _settings(tmp_path: Path, **fields: object) -> Settings:
     return Settings(crash_dir=str(tmp_path / "crashes"), **fields)  # type: ignore[arg-type]
-
-
-def test_a_reload_brings_the_new_model_up_before_the_old_goes(repository, tmp_path):
-    """Requests are answered throughout, first by the old one, then by the new."""
-    write_model(
-        repository, "model", TELL + "    def tell(self, request): return 'old'", TELL_CONFIG
-    )
-
-    async def main() -> None:
-        async with Supervisor(repository, _settings(tmp_path)) as server:
-
-            async def ask() -> str:
-                outputs = await server.infer("model", {"INPUT0": np.zeros(1, np.float32)})
-                return outputs["OUTPUT0"][0].decode()
-
-            assert await ask() == "old"
-            new = TELL + "    def tell(self, request): return 'new'"
-            write_model(repository, "model", new, TELL_CONFIG, (2,))
-            loading = asyncio.ensure_future(server.load("model"))
-            heard = []
-            while not loading.done():
-                heard.append(await ask())
-            await loading
-            heard.append(await ask())
-            assert heard[0] == "old"
-            assert heard[-1] == "new"
-            assert heard == sorted(heard, reverse=True)
-
-    asyncio.run(main())
-
-
-def test_a_reload_loses_no_request_that_waits(repository, tmp_path):
-    """What the old model has accepted it answers, also what still waits in its queue."""
-    slow = IDENTITY.replace("answers = []", "answers = []; time.sleep(0.02)")
-    write_model(repository, "model", slow)
-
-    async def main() -> None:
-        async with Supervisor(repository, _settings(tmp_path)) as server:
-            x = np.zeros(1, np.float32)
-            waiting = [
-                asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(50)
-            ]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            await server.load("model")
-            for each in await asyncio.gather(*waiting):
-                assert each["OUTPUT0"].tolist() == [0]
-
-    asyncio.run(main())
 
 
 def test_a_reload_that_fails_leaves_what_served(repository, tmp_path):
@@ -321,50 +269,5 @@ def test_a_reload_that_fails_leaves_what_served(repository, tmp_path):
             write_model(repository, "model")
             await server.load("model")
             assert server.failures == {}
-
-    asyncio.run(main())
-
-
-def test_unload_lets_accepted_requests_end(repository, tmp_path):
-    """They are answered; a later one is refused; the model's processes are gone."""
-    slow = IDENTITY.replace("answers = []", "answers = []; time.sleep(0.02)")
-    write_model(repository, "model", slow)
-
-    async def main() -> None:
-        async with Supervisor(repository, _settings(tmp_path)) as server:
-            x = np.zeros(1, np.float32)
-            waiting = [
-                asyncio.ensure_future(server.infer("model", {"INPUT0": x})) for _ in range(20)
-            ]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            await server.unload("model")
-            assert all(each.exception() is None for each in waiting)
-            with pytest.raises((NotFound, Unavailable)):
-                await server.infer("model", {"INPUT0": x})
-            assert server.is_ready()  # nobody wants it
-            await server.load("model")
-            assert (await server.infer("model", {"INPUT0": x}))["OUTPUT0"].tolist() == [0]
-            with pytest.raises(NotFound, match="'nobody' is not found"):
-                await server.unload("nobody")
-            with pytest.raises(NotFound, match="failed to load 'nobody'"):
-                await server.load("nobody")
-
-    asyncio.run(main())
-
-
-def test_unload_ends_a_load_in_progress(repository, tmp_path):
-    """The load ends with an error instead of waiting for ever."""
-    body = "class TritonPythonModel:\n    def initialize(self, args): threading.Event().wait()\n"
-    write_model(repository, "model", body)
-    settings = _settings(tmp_path, model_control_mode="explicit")
-
-    async def main() -> None:
-        async with Supervisor(repository, settings) as server:
-            loading = asyncio.ensure_future(server.load("model"))
-            while not any(m.state == "LOADING" and m.versions for m in server.stats().models):
-                await asyncio.wait([loading], timeout=0.01)
-            await server.unload("model")
-            with pytest.raises(Unavailable):
-                await asyncio.wait_for(loading, 10)
 
     asyncio.run(main())

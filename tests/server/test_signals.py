@@ -22,7 +22,7 @@ from actorserve.clock import monotonic_s
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
 from tests.conftest import wait_until
-from tests.server.harness import EXAMPLES, IDENTITY, IDENTITY_CONFIG, Server, write_model
+from tests.server.harness import IDENTITY, IDENTITY_CONFIG, Server, write_model
 
 GATED = IDENTITY.replace(
     "answers = []",
@@ -32,7 +32,6 @@ GATED = IDENTITY.replace(
         while not os.path.exists(os.environ["GO"]) and time.monotonic() < deadline:
             time.sleep(0.005)""",
 )
-STUBBORN = IDENTITY + "\n    def finalize(self):\n        threading.Event().wait()\n"
 
 
 class Running:
@@ -133,22 +132,6 @@ def test_requests_that_wait_are_drained_too(repository, tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-def test_the_grace_time_ends_the_drain(gated):
-    """--exit-timeout-secs: what does not end by then gets an error, the exit code is 0."""
-    server = gated("--exit-timeout-secs=0.5")
-    running = Running(server)
-    wait_until(server.begun.exists)
-    family = _family(server)
-    began_s = monotonic_s()
-    server.process.send_signal(signal.SIGTERM)
-    assert running.end() == (503, "the server is exiting")
-    assert server.wait() == 0
-    assert monotonic_s() - began_s < 15
-    assert '"1 requests did not end in time and are failed"' in server.log()
-    psutil.wait_procs(family, timeout=10)
-    assert not any(each.is_running() for each in family)
-
-
 def test_a_second_signal_is_quick(gated):
     """It does not wait for the grace time of half a minute."""
     server = gated()
@@ -184,59 +167,8 @@ def test_ctrl_c_reaches_the_whole_group(gated):
     assert "KeyboardInterrupt" not in server.log()
 
 
-def test_a_signal_during_the_load_ends_it(start_server, repository):
-    """Exit code 0 soon, and no process is left."""
-    slow = "class TritonPythonModel:\n    def initialize(self, args): threading.Event().wait()\n"
-    write_model(repository, "slow", slow)
-    server = start_server(repository, wait=False)
-    server.wait_listening()
-    wait_until(lambda: "slow_0" in server.stubs())
-    family = _family(server)
-    assert server.stop() == 0
-    assert "Ready" not in server.log()
-    psutil.wait_procs(family, timeout=10)
-    assert not any(each.is_running() for each in family)
-
-
-def test_a_finalize_that_never_returns_is_killed(start_server, repository):
-    """After the grace time; the others are finalized, the exit code is 0."""
-    write_model(repository, "stubborn", STUBBORN)
-    write_model(repository, "good")
-    server = start_server(repository, flags=["--exit-timeout-secs=0.5"])
-    family = _family(server)
-    assert server.stop() == 0
-    assert '"some models did not finalize in time; their stubs are killed"' in server.log()
-    psutil.wait_procs(family, timeout=10)
-    assert not any(each.is_running() for each in family)
-
-
-def test_idle_connections_do_not_delay_the_end(start_server):
-    """Clients that keep connections open without a request are hung up on."""
-    server = start_server(EXAMPLES)
-    connections = [http.client.HTTPConnection(server.host, server.port) for _ in range(5)]
-    for connection in connections:
-        connection.request("GET", "/v2/health/live")
-        connection.getresponse().read()
-    began_s = monotonic_s()
-    assert server.stop() == 0
-    assert monotonic_s() - began_s < 4
-    for connection in connections:
-        connection.close()
-
-
-def test_a_killed_server_leaves_nothing(start_server):
-    """SIGKILL: every stub and the zygote end by themselves, /dev/shm stays clean."""
-    server = start_server(EXAMPLES)
-    family = _family(server)
-    assert len(family) >= 7
-    server.process.kill()
-    server.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
-
-
-def test_systemd_is_told(start_server, repository, tmp_path):
-    """READY when the models are loaded, STOPPING at the end, the watchdog's beat between."""
+def test_a_life_from_start_to_stop(start_server, repository, tmp_path):
+    """What people read, a request that works, what systemd hears, and clients that only wait."""
     write_model(repository, "model", IDENTITY, IDENTITY_CONFIG)
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -246,20 +178,21 @@ def test_systemd_is_told(start_server, repository, tmp_path):
         server = start_server(repository, env=env)
         heard = [manager.recv(100).decode() for _ in range(3)]
         assert heard == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+        url = f"http://{server.address}"
+        tried = next(line for line in server.log().splitlines() if line.startswith("Try:   "))
+        _, _, _, where, _, body = shlex.split(tried)
+        assert server.request("POST", where.removeprefix(url), body.encode()).status == 200
+        idle = [http.client.HTTPConnection(server.host, server.port) for _ in range(5)]
+        for connection in idle:
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
+        began_s = monotonic_s()
         assert server.stop() == 0
+        assert monotonic_s() - began_s < 4, "idle connections delay the end"
+        for connection in idle:
+            connection.close()
         while heard[-1] != "STOPPING=1":
             heard.append(manager.recv(100).decode())
-
-
-def test_the_log_of_a_life_is_in_order(start_server, repository):
-    """Where it is served, what was loaded, a request that works, how it ended."""
-    write_model(repository, "model", IDENTITY, IDENTITY_CONFIG)
-    server = start_server(repository)
-    url = f"http://{server.address}"
-    tried = next(line for line in server.log().splitlines() if line.startswith("Try:   "))
-    _, _, _, where, _, body = shlex.split(tried)
-    assert server.request("POST", where.removeprefix(url), body.encode()).status == 200
-    assert server.stop() == 0
     log = re.sub(r"^[IWE]\d{4} \S+ \d+ \S+\] ", "", server.log(), flags=re.MULTILINE)
     assert log.splitlines() == [
         json.dumps(f"actorserve {__version__}: HTTP on {url}"),

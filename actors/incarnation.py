@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One life of a stub: its process, its channel, its batches and its last words.
+
+    Spawner ─► process ─► exit, lines ─┐
+    HostEnd ─► messages ───────────────┴─► Incarnation ─► events ─► Instance (its machine)
+                                                └─► InFlight ─► responses
+
+What an incarnation hears it reports under its own number, so that what comes late from an earlier
+one is told apart. When the process ends, everything that it had published is read first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from actorserve.actors.in_flight import InFlight, Lost
+from actorserve.actors.node import Node
+from actorserve.clock import monotonic_s
+from actorserve.errors import (
+    ActorserveError,
+    BootError,
+    DeadlineExceeded,
+    InternalError,
+    Unavailable,
+)
+from actorserve.process.exit import Exit
+from actorserve.process.spawn import SpawnSpec
+from actorserve.process.watch import Child
+from actorserve.runtime.host_end import HostEnd
+from actorserve.state import lifecycle as life
+from actorserve.state.health import Evidence, HangJudge, Level
+from actorserve.state.restart import Restart
+from actorserve.wire.messages import (
+    Attached,
+    BootFailed,
+    Executed,
+    Finalize,
+    Finalized,
+    Initialize,
+    Initialized,
+    LogRecord,
+    PhaseEntered,
+    Responded,
+    ToSupervisor,
+)
+
+LAST_LINES = 200
+RETRY_AFTER_S = 1.0
+LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
+
+_log = logging.getLogger("actorserve")
+_PHASES = {
+    "importing": (life.Phase.IMPORTING, "importing model.py"),
+    "initializing": (life.Phase.INITIALIZING, "initializing"),
+}
+
+
+class InstancePlan(msgspec.Struct, frozen=True):
+    """How an instance is run: its name, process, first message and policies."""
+
+    name: str
+    spec: SpawnSpec
+    initialize: Initialize
+    budgets: life.Budgets
+    restart: Restart
+    prefetch_most: int = 0
+
+
+class Keeper(Protocol):
+    """The instance, as its incarnations need it."""
+
+    def feed(self, event: life.Event) -> None:
+        """Hear what happened."""
+
+    def executed(self, executed: Executed) -> None:
+        """Hear that a batch has ended."""
+
+    def has_room(self) -> None:
+        """Hear that there is room for batches again, once for any number that ended."""
+
+    def ended(self, incarnation: Incarnation, exit_: Exit, lost: Lost) -> None:
+        """Hear that the process is gone, with what it leaves to others."""
+
+
+class Incarnation:
+    """One life of a stub; made for one spawn, and over with its process."""
+
+    def __init__(self, number: int, node: Node, plan: InstancePlan, keeper: Keeper) -> None:
+        """Make the channel. Raises ResourceExhausted."""
+        self.number = number
+        self.child: Child | None = None
+        self.is_over = False
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._name = plan.name
+        self._node = node
+        self._plan = plan
+        self._keeper = keeper
+        self._phase = life.Phase.SPAWNING
+        self._phase_since_s = monotonic_s()
+        self._end = HostEnd(
+            node.loop,
+            node.exchange,
+            node.arenas.next(),
+            self,
+            first_segment_bytes=node.backend.shm_default_bytes,
+            growth_bytes=node.backend.shm_growth_bytes,
+        )
+        self.in_flight = InFlight(plan.name, self._end, node.exchange)
+        self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    async def spawn(self) -> None:
+        """Make the process. Raises what the Spawner raises, and nothing is left then."""
+        try:
+            self.child = await self._node.spawner.spawn(
+                self._plan.spec, self.on_exit, self.on_output
+            )
+        except BaseException:
+            self._end.close()
+            raise
+
+    def open(self) -> None:
+        """Hand the channel over and let the model be loaded."""
+        self.enter(life.Phase.SPAWNING)
+        assert self.child is not None
+        try:
+            self._end.open(self.child.boot, self._name)
+            self._end.send(self._plan.initialize)
+        except (ActorserveError, OSError):
+            pass  # It died already: its exit is on the way and says why.
+
+    def finalize(self) -> None:
+        """Ask the stub to end."""
+        self.enter(life.Phase.FINALIZING)
+        self._end.send(Finalize())
+
+    def enter(self, phase: life.Phase) -> None:
+        """Note what the stub does from now on."""
+        self._phase = phase
+        self._phase_since_s = monotonic_s()
+
+    def pump(self) -> None:
+        """Read what the stub has written and not yet rung for."""
+        self._end.pump()
+
+    def kill(self) -> None:
+        """End the process and whatever it has started; harmless after its end."""
+        if self.child is not None:
+            self.child.kill_group()
+
+    # --- what the stub says (HostEnd.Listener) ---------------------------------------------------
+
+    def on_attached(self, message: Attached) -> None:
+        """Hear from the stub that it is there."""
+        self._begin(life.Phase.ATTACHED, "attached")
+
+    def _begin(self, phase: life.Phase, label: str) -> None:
+        self.enter(phase)
+        self._keeper.feed(life.PhaseBegan(self.number, monotonic_s(), phase, label))
+
+    def on_messages(self, messages: list[ToSupervisor]) -> None:
+        """Take what the stub sent, in order."""
+        has_room = False
+        for message in messages:
+            if isinstance(message, Executed):
+                self.in_flight.finish(message)
+                self._keeper.executed(message)
+                has_room = True
+            elif isinstance(message, Responded):
+                for response in message.responses:
+                    self.in_flight.respond(response)
+            else:
+                self._on_report(message)
+        if has_room:
+            self._keeper.has_room()
+
+    def _on_report(self, message: ToSupervisor) -> None:
+        if isinstance(message, LogRecord):
+            where = {"instance": self._name, "file": message.file, "file_line": message.line}
+            level = LEVELS.get(message.level, logging.INFO)
+            _log.log(level, "%s", message.message, extra=where)
+        elif isinstance(message, PhaseEntered):
+            if message.phase in _PHASES:
+                self._begin(*_PHASES[message.phase])
+        elif isinstance(message, Initialized):
+            self._keeper.feed(life.Ready(self.number, monotonic_s()))
+        elif isinstance(message, BootFailed):
+            self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
+        elif isinstance(message, Finalized) and message.error is not None:
+            _log.info("%s: finalize failed: %s", self._name, message.error)
+
+    def on_refused(self, error: BootError) -> None:
+        """Take the word of a stub that it cannot start."""
+        self._keeper.feed(life.BootRefused(self.number, monotonic_s(), error.message))
+
+    def on_hung_up(self) -> None:
+        """End a stub that closed its channel: most are dead already, and their exit is known."""
+        self.kill()
+
+    def on_broken(self, error: ActorserveError) -> None:
+        """End a stub that broke the wire."""
+        _log.error("%s: %s; the stub is replaced", self._name, error.message)
+        self.kill()
+
+    # --- what becomes of its process -------------------------------------------------------------
+
+    def on_output(self, stream: str, line: str) -> None:
+        """Log a line that the model printed."""
+        self.lines.append(line)
+        _log.info("%s", line, extra={"instance": self._name, "stream": stream})
+
+    def on_exit(self, exit_: Exit) -> None:
+        """Take the end of the process: read what it left, fail what it had begun."""
+        self.is_over = True
+        reason = exit_.describe()
+        self._end.read_rest()
+        lost = self.in_flight.lose(
+            Unavailable(
+                f"stub '{self._name}' died while it had the request: {reason}", RETRY_AFTER_S
+            )
+        )
+        self._end.close()
+        self._keeper.ended(self, exit_, lost)
+
+    def watch(self, now_s: float, *, is_running: bool) -> None:
+        """Judge by what can be seen from outside whether the stub hangs; called now and then."""
+        if self.child is None or self.is_over:
+            return
+        sample = self.child.sample()
+        if is_running and self._end.lock.holder() is None and sample.state not in "XZ":
+            self.on_broken(InternalError("it lost its health lock"))
+            return
+        phase, since_s = self._phase, self._phase_since_s
+        batch, batch_ns = self._end.page.batch()
+        if batch:
+            phase, since_s = life.Phase.EXECUTING, batch_ns / 1e9
+        beat_ns = self._end.page.stats().beat_ns
+        evidence = Evidence(
+            now_s=now_s,
+            phase=phase,
+            phase_s=max(0.0, now_s - since_s),
+            beat_age_s=max(0.0, now_s - beat_ns / 1e9) if beat_ns else None,
+            process_state=sample.state,
+            cpu_s=sample.cpu_s,
+        )
+        verdict = self._judge.judge(evidence)
+        if verdict.level is not Level.HUNG:
+            return
+        if phase is life.Phase.EXECUTING:
+            self.in_flight.expire_begun(
+                DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted")
+            )
+        self._keeper.feed(life.Hung(self.number, now_s, verdict.reason))
