@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from actorserve.actors.forked import end_if_forked
+from actorserve.clock import monotonic_ns
 from actorserve.errors import ActorserveError, Code
 from actorserve.process.fault import fault_point
 from actorserve.runtime.peer_end import PeerEnd
@@ -69,7 +71,7 @@ class Execution:
         """Run one batch and send its answers."""
         end = self._end
         page = end.page
-        page.begin_batch(message.batch, time.monotonic_ns())
+        page.begin_batch(message.batch, monotonic_ns())
         fault_point("stub.decode")
         live = [wire for wire in message.requests if not self._is_cancelled(wire)]
         responses = []
@@ -78,10 +80,10 @@ class Execution:
             cancelled = [wire for wire in message.requests if wire.id not in ids]
             end.give_back(_handles(cancelled))
             responses = [_cancelled(wire) for wire in cancelled]
-        started_ns = time.monotonic_ns()
+        started_ns = monotonic_ns()
         if live:
             responses += self._answers(live)
-        executed_ns = time.monotonic_ns() - started_ns
+        executed_ns = monotonic_ns() - started_ns
         fault_point("stub.respond")
         page.end_batch()
         self._send(Executed(message.batch, responses, executed_ns))
@@ -111,7 +113,26 @@ class Execution:
         problem = self._problem_of(result, len(wires))
         if problem is not None:
             return self._failed(wires, problem)
-        return [self._answer(wire, answer) for wire, answer in zip(wires, result)]
+        answers = [self._answer(wire, answer) for wire, answer in zip(wires, result)]
+        # What the model has not kept is gone with these: only then can be seen what it has kept.
+        del requests, result
+        return [self._settled(answer) for answer in answers]
+
+    def _settled(self, answer: WireResponse) -> WireResponse:
+        """Make an answer final: no array that the model has kept may change it afterwards."""
+        if not any(isinstance(tensor.data, Handle) for tensor in answer.outputs):
+            return answer
+        outputs: list[WireTensor] = []
+        try:
+            for tensor in answer.outputs:
+                data = tensor.data
+                if isinstance(data, Handle):
+                    tensor = msgspec.structs.replace(tensor, data=self._end.own(data))
+                outputs.append(tensor)
+        except ActorserveError as problem:
+            self._end.withdraw([*outputs, *answer.outputs[len(outputs) :]])
+            return WireResponse(answer.id, [], WireError(int(problem.code), problem.message))
+        return msgspec.structs.replace(answer, outputs=outputs)
 
     def _call(self, requests: list[InferenceRequest]) -> Any:
         if self._execute is None:
@@ -188,21 +209,30 @@ class Execution:
                 "returned None for a request whose response sender was not taken"
             )
             return WireResponse(wire.id, [], WireError(int(Code.INTERNAL), message))
-        error = answer._error
-        if error is not None:
-            text = plain_text(error.message())
-            return WireResponse(wire.id, [], WireError(int(error.code()), text))
-        wanted = wire.requested_outputs
         outputs: list[WireTensor] = []
         try:
+            error = answer._error
+            if error is not None:
+                text = plain_text(error.message())
+                return WireResponse(wire.id, [], WireError(int(error.code()), text))
             for tensor in answer._outputs:
-                if tensor._name in wanted:
+                if tensor._name in wire.requested_outputs:
                     outputs.append(self._wire_tensor(tensor))
-        except (ActorserveError, TritonModelException) as problem:
+            return WireResponse(wire.id, outputs, None, answer._parameters or "{}")
+        except Exception as problem:
+            # Objects of the model's own making may do anything: that is this request's error, and
+            # none of its neighbours in the batch.
             self._end.withdraw(outputs)
-            code = getattr(problem, "code", Code.INTERNAL)
-            return WireResponse(wire.id, [], WireError(int(code), plain_text(str(problem))))
-        return WireResponse(wire.id, outputs, None, answer._parameters or "{}")
+            code = int(problem.code) if isinstance(problem, ActorserveError) else Code.INTERNAL
+            return WireResponse(wire.id, [], WireError(int(code), self._refusal(problem)))
+
+    def _refusal(self, problem: Exception) -> str:
+        if isinstance(problem, (ActorserveError, TritonModelException)):
+            return plain_text(str(problem))
+        return (
+            f"Failed to process the request(s) for model '{self._instance}', message: the response "
+            f"cannot be sent: {format_exception(problem, self._model_path)}"
+        )
 
     def _wire_tensor(self, tensor: Tensor) -> WireTensor:
         """Put a small body into the frame and a large one into shared memory."""

@@ -82,8 +82,8 @@ class Keeper(Protocol):
     def has_room(self) -> None:
         """Hear that there is room for batches again, once for any number that ended."""
 
-    def ended(self, incarnation: Incarnation, exit_: Exit, lost: Lost) -> None:
-        """Hear that the process is gone, with what it leaves to others."""
+    def ended(self, incarnation: Incarnation, reason: str, lost: Lost) -> None:
+        """Hear that the process is gone and why, with what it leaves to others."""
 
 
 class Incarnation:
@@ -96,6 +96,7 @@ class Incarnation:
         self.is_over = False
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._name = plan.name
+        self._why = ""  # we end it; beats what its exit says
         self._node = node
         self._plan = plan
         self._keeper = keeper
@@ -205,6 +206,7 @@ class Incarnation:
     def on_broken(self, error: ActorserveError) -> None:
         """End a stub that broke the wire."""
         _log.error("%s: %s; the stub is replaced", self._name, error.message)
+        self._why = f"replaced because of an error: {error.message}"
         self.kill()
 
     # --- what becomes of its process -------------------------------------------------------------
@@ -217,7 +219,7 @@ class Incarnation:
     def on_exit(self, exit_: Exit) -> None:
         """Take the end of the process: read what it left, fail what it had begun."""
         self.is_over = True
-        reason = exit_.describe()
+        reason = self._why or exit_.describe()
         self._end.read_rest()
         lost = self.in_flight.lose(
             Unavailable(
@@ -225,7 +227,7 @@ class Incarnation:
             )
         )
         self._end.close()
-        self._keeper.ended(self, exit_, lost)
+        self._keeper.ended(self, reason, lost)
 
     def watch(self, now_s: float, *, is_running: bool) -> None:
         """Judge by what can be seen from outside whether the stub hangs; called now and then."""
@@ -251,6 +253,7 @@ class Incarnation:
         verdict = self._judge.judge(evidence)
         if verdict.level is not Level.HUNG:
             return
+        self._why = verdict.reason
         if phase is life.Phase.EXECUTING:
             self.in_flight.expire_begun(
                 DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted")

@@ -26,7 +26,6 @@ from actorserve.actors.node import Node
 from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError, InvalidArgument
-from actorserve.process.exit import Exit
 from actorserve.state import lifecycle as life
 from actorserve.state.supervision import ChildMachine
 from actorserve.wire.messages import Executed
@@ -257,10 +256,9 @@ class Instance:
         """Tell the scheduler."""
         self._owner.has_room()
 
-    def ended(self, incarnation: Incarnation, exit_: Exit, lost: Lost) -> None:
+    def ended(self, incarnation: Incarnation, reason: str, lost: Lost) -> None:
         """Take the end of a process: keep its last words, tell the machine, queue again."""
         self._current = None
-        reason = exit_.describe()
         if self.state is not life.State.STOPPING and incarnation.lines:
             assert incarnation.child is not None
             pid, lines = incarnation.child.pid, list(incarnation.lines)

@@ -98,16 +98,17 @@ def check_source(source: ModelSource) -> list[str]:
 
     Raises ConfigError with the reason why the model would not load.
     """
-    read_model_parameters(source.config, str(source.entry.path))
+    parameters = read_model_parameters(source.config, str(source.entry.path))
     draft = _Draft(
         source,
         source.config,
-        ModelParameters(),
+        parameters,
         Restart(),
         select_versions(source.config, source.versions),
     )
     _refuse_unsupported(draft.config)
     _check_versions(draft)
+    _spec(draft.name, parameters)
     validate(draft.config)
     return unsupported(draft.config)[1]
 

@@ -133,6 +133,8 @@ def _versions(path: Path) -> tuple[int, ...]:
 
 def _read_config(path: Path) -> ModelConfig:
     file = path / CONFIG_FILE
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"'{file}' is no regular file")
     try:
         with file.open("rb") as stream:
             data = stream.read(CONFIG_MAX_BYTES + 1)

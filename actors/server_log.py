@@ -6,17 +6,21 @@
     I1130 14:49:24.123456 4711 add_sub_0_0 stdout] "a line that the model printed"
 
 A library logs to the logger "actorserve" and installs nothing; only the command line calls
-`install`. Texts are escaped, so that no client and no model can forge a line.
+`installed`. Texts are escaped, so that no client and no model can forge a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
+from typing import TextIO
 
+from actorserve.actors.log_writer import LogWriter
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
 
@@ -88,28 +92,56 @@ class _LevelFilter(logging.Filter):
         return self._on.get(record.levelno, True)
 
 
-class _Quiet(logging.StreamHandler):  # type: ignore[type-arg]
-    """Lose lines that nobody can take (a closed pipe, a full disk): serving goes on."""
+class _LineHandler(logging.Handler):
+    """Hand formatted records to a writer."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing."""
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
 
-
-def install(settings: Settings) -> logging.Handler:
-    """Send the log to stderr or to the settings' file. Raises ConfigError for a bad file."""
-    stream = sys.stderr
-    if settings.log_file:
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record's line."""
         try:
-            stream = open(  # noqa: SIM115
-                settings.log_file, "a", encoding="utf-8", errors="backslashreplace", buffering=1
-            )
-        except OSError as error:
-            raise ConfigError(f"--log-file '{settings.log_file}': {error.strerror}") from None
-    handler = _Quiet(stream)
-    handler.setFormatter(LineFormatter(settings.log_format))
-    handler.addFilter(_LevelFilter(settings))
-    logger = logging.getLogger("actorserve")
-    logger.setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
-    logger.addHandler(handler)
-    logger.propagate = False
-    return handler
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._writer.write(line)
+
+
+@contextlib.contextmanager
+def installed(settings: Settings) -> Iterator[LogWriter]:
+    """Send the log to stderr or to the settings' file; yields a writer to stderr, for people.
+
+    Raises ConfigError for a bad file.
+    """
+    with contextlib.ExitStack() as stack:
+        console = LogWriter(sys.stderr)
+        stack.callback(console.close)
+        writer = console
+        if settings.log_file:
+            file = _open(settings.log_file)
+            stack.callback(_close, file)
+            writer = LogWriter(file)
+            stack.callback(writer.close)
+        handler = _LineHandler(writer)
+        handler.setFormatter(LineFormatter(settings.log_format))
+        handler.addFilter(_LevelFilter(settings))
+        logger = logging.getLogger("actorserve")
+        logger.setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
+        logger.addHandler(handler)
+        stack.callback(logger.removeHandler, handler)
+        logger.propagate = False
+        yield console
+
+
+def _open(name: str) -> TextIO:
+    try:
+        return open(name, "a", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"--log-file '{name}': {error.strerror}") from None
+
+
+def _close(file: TextIO) -> None:
+    with contextlib.suppress(OSError):  # a full disk, again
+        file.close()

@@ -87,8 +87,8 @@ class Supervisor(Embedding):
         self._watch_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._is_loaded = False
-        self._allocations = 0
-        self._idle_watches = 0
+        self._is_opening = False
+        self._used_bytes: list[int] = []
         self._hurried = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._are_loads_cut = False
@@ -132,8 +132,15 @@ class Supervisor(Embedding):
 
     async def open(self) -> None:
         """Start without any model: the server is live, and ready only after `load_models`."""
-        if self._node_or_none is not None:
+        if self._node_or_none is not None or self._is_opening:
             raise Unavailable("the server is running already")
+        self._is_opening = True
+        try:
+            await self._open()
+        finally:
+            self._is_opening = False
+
+    async def _open(self) -> None:
         self._repository.check()
         backend, warnings = parse_backend_config(self.settings.backend_config)
         for warning in warnings:
@@ -286,15 +293,15 @@ class Supervisor(Embedding):
             _log.exception("the watch over the stubs failed once; it goes on")
 
     def _give_memory_back(self, node: Node) -> None:
-        """Return idle pages to the system, once nobody has asked for any for a while."""
-        allocations = node.exchange.stats().arena.allocations
-        if allocations != self._allocations:
-            self._allocations = allocations
-            self._idle_watches = 0
-            return
-        self._idle_watches += 1
-        if self._idle_watches == IDLE_WATCHES:
-            node.exchange.trim(IDLE_ARENA_BYTES)
+        """Return pages to the system that nobody has needed for a while.
+
+        Twice of what was in use at any look of the last IDLE_WATCHES is kept, so that steady
+        traffic never waits for pages that it has just given back.
+        """
+        self._used_bytes.append(node.exchange.stats().arena.used_bytes)
+        if len(self._used_bytes) == IDLE_WATCHES:
+            node.exchange.trim(max(IDLE_ARENA_BYTES, 2 * max(self._used_bytes)))
+            self._used_bytes.clear()
 
     # --- models ----------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def _add_health(commands: _Commands) -> None:
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    parser.add_argument("--timeout-s", type=float, default=5.0, help="default: %(default)s")
+    parser.add_argument("--timeout-s", type=_timeout, default=5.0, help="default: %(default)s")
 
 
 def _add_new(commands: _Commands) -> None:

@@ -153,7 +153,7 @@ class HttpFront:
             self._sweep_timer.cancel()
             self._sweep_timer = None
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
 
     def stats(self) -> HttpStats:

@@ -8,13 +8,13 @@ import json
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from actorserve.actors.check import Finding
 from actorserve.actors.supervisor import SupervisorStats
 from actorserve.errors import ConfigError, Unavailable
+from actorserve.frontend.probe import host_and_port, reason_of
 from actorserve.frontend.table import aligned
 
 PATH = "/v2/actorserve/status"
@@ -53,17 +53,15 @@ def show_status(
 
 
 def _fetch(url: str, token: str, timeout_s: float) -> bytes:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"--url {url!r}: expected something like http://127.0.0.1:8000")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    host, port = host_and_port(url)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request("GET", PATH, headers=headers)
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"no server answers at {url}: {error or type(error).__name__}") from None
+        raise Unavailable(f"no server answers at {url}: {reason_of(error)}") from None
     finally:
         connection.close()
     if response.status != 200:

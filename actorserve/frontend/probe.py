@@ -15,15 +15,14 @@ def probe(url: str, *, is_live_enough: bool, timeout_s: float) -> int:
 
     Raises ConfigError for a URL that names no server.
     """
-    host, port = _where(url)
+    host, port = host_and_port(url)
     what = "live" if is_live_enough else "ready"
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v2/health/{what}")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        print(f"not {what}: {host}:{port}: {reason}", file=sys.stderr)
+        print(f"not {what}: {host}:{port}: {reason_of(error)}", file=sys.stderr)
         return 1
     finally:
         connection.close()
@@ -34,7 +33,12 @@ def probe(url: str, *, is_live_enough: bool, timeout_s: float) -> int:
     return 1
 
 
-def _where(url: str) -> tuple[str, int]:
+def reason_of(error: Exception) -> str:
+    """Return why nobody answered, without a number."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def host_and_port(url: str) -> tuple[str, int]:
     """Return host and port of a URL, port 80 if it names none. Raises ConfigError."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

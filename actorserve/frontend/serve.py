@@ -15,13 +15,13 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from actorserve import __version__
 from actorserve.actors import server_log
+from actorserve.actors.log_writer import LogWriter
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
@@ -44,15 +44,14 @@ _log = logging.getLogger("actorserve")
 def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError for what cannot be."""
     _fill_standard_descriptors()
-    server_log.install(settings)
-    for flag in ignored_flags:
-        _log.warning("%s has no meaning here and is ignored", flag)
-    _remove_old_ready_file(settings.ready_file)
-    tune_malloc()
-    _raise_descriptor_limit()
-    listener = _listen(settings)
-    with listener:
-        return _run_loop(_Serving(settings, listener).run())
+    with server_log.installed(settings) as console:
+        for flag in ignored_flags:
+            _log.warning("%s has no meaning here and is ignored", flag)
+        _remove_old_ready_file(settings.ready_file)
+        tune_malloc()
+        _raise_descriptor_limit()
+        with _listen(settings) as listener:
+            return _run_loop(_Serving(settings, listener, console).run())
 
 
 def _fill_standard_descriptors() -> None:
@@ -63,12 +62,6 @@ def _fill_standard_descriptors() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-def _show(text: str) -> None:
-    """Write to stderr, for whoever watches; serving goes on where nobody does."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _raise_descriptor_limit() -> None:
@@ -128,8 +121,9 @@ def _listen(settings: Settings) -> socket.socket:
 class _Serving:
     """One life of the server."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, console: LogWriter) -> None:
         self._settings = settings
+        self._console = console
         self._listener = listener
         self._server = Supervisor(settings.model_repository, settings)
         self._signalled = asyncio.Event()
@@ -189,7 +183,7 @@ class _Serving:
             return 0
         loading.result()
         stats = self._server.stats()
-        _show(model_table(stats))
+        self._console.write(model_table(stats))
         if self._server.failures and self._settings.exit_on_error:
             signalled.cancel()
             names = ", ".join(sorted(self._server.failures))
@@ -198,7 +192,7 @@ class _Serving:
         note = greeting(
             f"http://{shown}:{port}", self._server.is_ready(), self._server.served_models()
         )
-        _show(note)
+        self._console.write(note)
         self._write_ready_file(host, port)
         self._notifier.ready()
         await signalled

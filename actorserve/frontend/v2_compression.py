@@ -15,6 +15,8 @@ from actorserve.frontend.v2_values import View
 
 _AUTOMATIC = 47  # zlib's or gzip's header, whichever stands there
 _BARE = -15  # what some clients send under the name of deflate
+MAX_MEMBERS = 64
+"""Each member costs a copy of what follows it: many small ones would take quadratic time."""
 _FAST_LEVEL_ABOVE_BYTES = 64 * 1024
 
 
@@ -57,6 +59,8 @@ def _inflate(body: View, window_bits: int, limit_bytes: int) -> bytes:
     room = limit_bytes
     rest: View = body
     while True:
+        if len(pieces) >= MAX_MEMBERS:
+            raise InvalidArgument(f"the body has more than {MAX_MEMBERS} gzip members")
         unpacker = zlib.decompressobj(window_bits)
         piece = unpacker.decompress(rest, room + 1)
         room -= len(piece)

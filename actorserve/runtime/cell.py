@@ -94,14 +94,22 @@ class Cell:
             answer.settle(None)
             return
         self._stop_answers.append(answer)
+        self.mailbox.refuse(ActorStopped(f"actor {self.name!r} is stopping"))
         if not is_drained:
             self._is_hurried = True
+            self._drop_waiting()
             self._tell()
         if not self._is_stopping:
             self._is_stopping = True
-            self.mailbox.refuse(ActorStopped(f"actor {self.name!r} is stopping"))
             deadline_s = None if timeout_s is None else monotonic_s() + timeout_s
             self._core.run(self._stop(deadline_s))
+
+    def _drop_waiting(self) -> None:
+        """Fail all that has not been begun."""
+        error = ActorStopped(f"actor {self.name!r} was stopped")
+        self.mailbox.clear(error)
+        if self._host is not None:
+            self._host.drop_waiting(error)
 
     async def stop_now(self) -> None:
         """Stop for good, without what waits; returns when it is gone."""
@@ -111,7 +119,7 @@ class Cell:
 
     async def _stop(self, deadline_s: float | None) -> None:
         await self.drained(deadline_s)
-        self.mailbox.clear(ActorStopped(f"actor {self.name!r} was stopped"))
+        self._drop_waiting()
         await self.family.stop()
         self._is_halted = False
         if self.machine.state in _GONE:

@@ -70,6 +70,7 @@ class Engine:
         self._grants: deque[tuple[Work, int]] = deque()
         self._streams: dict[Work, Running] = {}
         self._current: Work | None = None
+        self._is_resting = False  # it has found nothing to take, and has not looked since
         self._is_ending = False
         self._end_reason = ""
         self._is_over = False
@@ -98,7 +99,7 @@ class Engine:
 
     def is_idle(self) -> bool:
         """Whether no message is in hand and no stream open."""
-        return self._current is None and not self._streams and not self._grants
+        return self._is_resting and not self._streams and not self._grants
 
     # --- one message -----------------------------------------------------------------------------
 
@@ -108,13 +109,16 @@ class Engine:
             if hasattr(result, "__next__") or hasattr(result, "__anext__"):
                 self._streams[call] = Running(result)
                 return True
+            self.handled += 1
             call.item(result)
             call.end()
         elif hasattr(result, "__next__") or hasattr(result, "__anext__"):
+            self.handled += 1
             self._refuse_iterator(call, result)
-        elif call.kind == ASK:
-            call.reply(result)
-        self.handled += 1
+        else:
+            self.handled += 1
+            if call.kind == ASK:
+                call.reply(result)
         return False
 
     def _refuse_iterator(self, call: Work, iterator: Any) -> None:
@@ -127,6 +131,7 @@ class Engine:
 
     def _raised(self, call: Work, error: BaseException) -> str:
         """Answer with what receive raised; the reason for the end, if that is one."""
+        self.handled += 1
         self.failed += 1
         where = f"{self._life.name!r} failed on {call.what}"
         if is_crash(error):

@@ -217,15 +217,23 @@ class Exchange:
         Raises ProtocolError where the handle names nothing that the peer may send.
         """
         self._count_in(peer, handle)
-        if not self._views.has_segment(handle.arena, handle.segment):
-            peer.receive_segments()
+        try:
             if not self._views.has_segment(handle.arena, handle.segment):
-                raise ProtocolError(
-                    f"a handle names segment {handle.segment} of arena {handle.arena}, "
-                    "which nobody announced"
-                )
-        array = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+                self._expect_segment(peer, handle)
+            array = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+        except ProtocolError:
+            self._dropped.append((handle.arena, handle.block))
+            raise
         return memoryview(array)  # type: ignore[arg-type]  # numpy's stubs lack the buffer
+
+    def _expect_segment(self, peer: Peer, handle: Handle) -> None:
+        """Map a segment that the peer has announced by now, or it is a ProtocolError."""
+        peer.receive_segments()
+        if not self._views.has_segment(handle.arena, handle.segment):
+            raise ProtocolError(
+                f"a handle names segment {handle.segment} of arena {handle.arena}, "
+                "which nobody announced"
+            )
 
     def hand_on(self, array: np.ndarray[Any, Any]) -> Handle | None:
         """Return the handle of the block in which this array was received, if it is in one.

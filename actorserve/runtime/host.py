@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.errors import ActorserveError
 from actorserve.runtime.mailbox import Mailbox
 from actorserve.state.lifecycle import Phase
 
@@ -33,6 +34,9 @@ class Host(Protocol):
 
     def wake(self) -> None:
         """Look into the mailbox. From any thread."""
+
+    def drop_waiting(self, error: ActorserveError) -> None:
+        """Fail what it has taken from the mailbox, and not begun."""
 
     def finish(self) -> None:
         """End after the message in hand, with the last hook."""

@@ -19,17 +19,19 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from actorserve.clock import monotonic_ns
-from actorserve.errors import DeadlineExceeded, ProtocolError
+from actorserve.errors import ActorserveError, DeadlineExceeded, ProtocolError
 from actorserve.runtime.call import TELL
 from actorserve.runtime.child_call import ChildCall
 from actorserve.runtime.child_door import ChildDoor
 from actorserve.runtime.child_end import ChildEnd
 from actorserve.runtime.engine import Engine
+from actorserve.runtime.failure import error_of
 from actorserve.wire.actors import (
     Answered,
     Begin,
     Deliver,
     Done,
+    DropWaiting,
     EndActor,
     Failed,
     Grant,
@@ -77,6 +79,8 @@ class Inbox:
                 granted = self._open.get(message.number)
                 if granted is not None and granted.runner is not None:
                     granted.runner.grant(granted, message.count)
+            elif isinstance(message, DropWaiting):
+                self._drop(error_of(message.failure))
             elif isinstance(message, EndActor):
                 if self.engine is not None:
                     self.engine.end("stopped")
@@ -91,6 +95,16 @@ class Inbox:
             call.revoke()
             if call.runner is not None:
                 call.runner.revoke(call)
+
+    def _drop(self, error: ActorserveError) -> None:
+        """Fail what has not been begun."""
+        calls = list(self._calls)
+        self._calls.clear()
+        for call in calls:
+            call.skip()
+            call.fail(error)
+            self._open.pop(call.number, None)
+            self._begun = call.number
 
     # --- Source ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from actorserve.errors import ActorserveError
 from actorserve.runtime.actor import Actor, ActorContext
 from actorserve.runtime.call import Call
 from actorserve.runtime.engine import Engine, died
@@ -84,6 +85,9 @@ class _LocalHost:
     def wake(self) -> None:
         """See Host."""
         self._engine.wake()
+
+    def drop_waiting(self, error: ActorserveError) -> None:
+        """See Host: it takes nothing that it does not begin."""
 
     def finish(self) -> None:
         """See Host."""

@@ -54,7 +54,7 @@ class LoopEngine(Engine):
 
     def _turn(self) -> None:
         """Do what there is to do, until it is much or has to be waited for."""
-        self._is_due = False
+        self._is_due = self._is_resting = False
         for _ in range(TURN):
             if self._task is not None or self._is_over or not self._is_running:
                 return
@@ -66,6 +66,7 @@ class LoopEngine(Engine):
             else:
                 call = self._source.take()
                 if call is None:
+                    self._is_resting = True
                     self._owner.on_idle()
                     return
                 self._run(call)

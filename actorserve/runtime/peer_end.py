@@ -258,6 +258,21 @@ class PeerChannel(Generic[M]):
             np.copyto(target, body.reshape(-1).view(np.uint8))
             return self._arena.handle(block, nbytes)
 
+    def own(self, handle: Handle) -> Handle:
+        """Return a handle whose bytes nobody here can change any more.
+
+        A body that was handed on is copied if a view of it is still alive: whoever kept that view
+        could write into an answer that has been given. Raises ResourceExhausted.
+        """
+        if handle.arena == self._arena.arena_id or not self._views.is_leased(handle):
+            return handle
+        view = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+        with self._arena_lock:
+            block = self._arena.allocate(handle.nbytes)
+            target = np.frombuffer(self._arena.buffer(block, handle.nbytes), np.uint8)
+            np.copyto(target, view)
+            return self._arena.handle(block, handle.nbytes)
+
     def withdraw(self, tensors: Iterable[WireTensor]) -> None:
         """Give up the blocks that were placed for a message which is not sent after all."""
         with self._arena_lock:

@@ -16,7 +16,7 @@ import logging
 import signal
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from actorserve.process.spawn import SpawnSpec
 from actorserve.process.watch import Child
 from actorserve.runtime.call import TELL, Call
 from actorserve.runtime.engine import died
-from actorserve.runtime.failure import error_of
+from actorserve.runtime.failure import error_of, failure_of
 from actorserve.runtime.guest import Guest
 from actorserve.runtime.host import HostStats
 from actorserve.runtime.host_end import HostChannel
@@ -49,6 +49,7 @@ from actorserve.wire.actors import (
     Begin,
     Deliver,
     Done,
+    DropWaiting,
     EndActor,
     Failed,
     FromActor,
@@ -229,16 +230,24 @@ class ProcessHost:
 
     def grant(self, call: Call, count: int) -> None:
         """See Runner."""
-        self._core.post(self._send_about, call, lambda number: Grant(number, count))
+        self._core.post(self._grant, call, count)
+
+    def _grant(self, call: Call, count: int) -> None:
+        number = self._numbers.get(call)
+        if number is not None and self._outbox is not None:
+            self._outbox.send_plain(Grant(number, count))
 
     def revoke(self, call: Call) -> None:
         """See Runner."""
-        self._core.post(self._send_about, call, Revoke)
+        self._core.post(self._revoke, call)
 
-    def _send_about(self, call: Call, build: Any) -> None:
+    def _revoke(self, call: Call) -> None:
+        """Forget the call: the process says no more of it, or it is dropped here."""
         number = self._numbers.get(call)
         if number is not None and self._outbox is not None:
-            self._outbox.send_plain(build(number))
+            self._close(number)
+            self._outbox.send_plain(Revoke(number))
+            self._tell_if_idle()
 
     # --- Listener --------------------------------------------------------------------------------
 
@@ -260,30 +269,28 @@ class ProcessHost:
                 self._on_report(message)
         if self._is_ready:
             self._dispatch()
-            if not self._sent and not self._open:
-                self._watch.enter(Phase.IDLE)
-                self._cell.idle()
+            self._tell_if_idle()
 
     def _on_outcome(self, message: Answered | ItemSent | Done | Failed) -> None:
         self._came_to(message.number)
-        is_item = isinstance(message, ItemSent)
-        call = self._open.get(message.number) if is_item else self._close(message.number)
-        if isinstance(message, (Answered, ItemSent)):
+        if isinstance(message, ItemSent):
             packed = self._packed(message.parcel)  # also when nobody waits: to give it back
-            if call is None:
-                return
-            if is_item:
+            call = self._open.get(message.number)
+            if call is not None:
                 call.item_packed(packed)
-                return
-            call.reply_packed(packed)
-        elif call is None:
             return
+        call = self._close(message.number)
+        self._handled += call is not None
+        if isinstance(message, Answered):
+            packed = self._packed(message.parcel)
+            if call is not None:
+                call.reply_packed(packed)
         elif isinstance(message, Failed):
             self._failed += 1
-            call.fail(error_of(message.failure))
-        else:
+            if call is not None:
+                call.fail(error_of(message.failure))
+        elif call is not None:
             call.end()
-        self._handled += 1
 
     def _on_report(self, message: FromActor) -> None:
         if isinstance(message, LogRecord):
@@ -345,6 +352,11 @@ class ProcessHost:
         return call
 
     # --- the end ---------------------------------------------------------------------------------
+
+    def drop_waiting(self, error: ActorserveError) -> None:
+        """See Host."""
+        if self._outbox is not None and len(self._sent) > 0:
+            self._outbox.send_plain(DropWaiting(failure_of(error)))
 
     def finish(self) -> None:
         """See Host."""
@@ -420,6 +432,10 @@ class ProcessHost:
             reason = self._watch.look(self._child, self._end, now_s)
             if reason:
                 self._cell.hung(self._incarnation, reason)
+
+    def _tell_if_idle(self) -> None:
+        if self.is_idle():
+            self._cell.idle()
 
     def is_traced(self) -> bool:
         """See Host."""

@@ -61,8 +61,10 @@ class ThreadEngine(Engine):
                     self._run(call)
                     call = None  # nothing may outlive its message here
                 else:
+                    self._is_resting = True
                     self._owner.on_idle()
                     self._blocking.sleep(self._has_news)
+                    self._is_resting = False
 
     def _has_news(self) -> bool:
         return bool(self._grants) or self._is_ending or self._is_over

@@ -248,6 +248,16 @@ class Views:
                 )
         return None
 
+    def is_leased(self, handle: Handle) -> bool:
+        """Tell whether a view of the handle's block is alive here."""
+        mapping = self._mappings.get((handle.arena, handle.segment))
+        if mapping is None:
+            return False
+        return any(
+            lease.handle.block == handle.block and lease() is not None
+            for lease in mapping.leases_at(handle.offset)
+        )
+
     def take_released(self) -> list[Handle]:
         """Return the handles whose views died since the last call, in the order of their deaths."""
         released: list[Handle] = []

@@ -174,6 +174,13 @@ class Tensor:
                 array = cast(Array, self._array)
             else:
                 array = raw if isinstance(raw, np.ndarray) else np.frombuffer(raw, _BYTE)
+        elif array.shape != self._shape:
+            raise InvalidArgument(
+                f"Tensor '{self._name}' was made of an array of shape {list(self._shape)}, which "
+                f"has been resized to {list(array.shape)} since"
+            )
+        if type(array) is not np.ndarray:
+            array = array.view(np.ndarray)  # subclasses (masked arrays) redefine what views do
         return number, self._shape, array
 
     def _load(self) -> Array:

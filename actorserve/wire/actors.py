@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the process of an actor and the process of its system say to each other.
 
-    system ── work lane ────► actor   Begin, Deliver, Revoke, Grant, EndActor; Answered, Failed,
-                                      ItemSent, Done
+    system ── work lane ────► actor   Begin, Deliver, Revoke, Grant, DropWaiting, EndActor;
+                                      Answered, Failed, ItemSent, Done
     system ── control lane ─► actor   Ping; the same four, for calls of the actor's other threads
     actor  ── up lane ──────► system  PhaseEntered, BootFailed, Started, Progress, Leaving;
                                       Answered, Failed, ItemSent, Done; PassOn, Revoke, Grant,
@@ -101,6 +101,12 @@ class Deliver(Message, frozen=True, tag=71):
     parcel: Parcel
     deadline_ns: int = 0
     credit: int = 0
+
+
+class DropWaiting(Message, frozen=True, tag=68):
+    """Fail all messages that have come and not been begun; you alone know which."""
+
+    failure: WireFailure
 
 
 class EndActor(Message, frozen=True, tag=72):
@@ -211,7 +217,7 @@ class StopActor(Message, frozen=True, tag=85):
 
 
 Outcome = Answered | ItemSent | Done | Failed
-ToActor = Begin | Deliver | EndActor | Revoke | Grant | Outcome | Ping
+ToActor = Begin | Deliver | DropWaiting | EndActor | Revoke | Grant | Outcome | Ping
 FromActor = (
     PhaseEntered
     | BootFailed

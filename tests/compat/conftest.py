@@ -22,9 +22,9 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the server; it is up for the whole module."""
+    """Return the server; it is up until the last test of this folder."""
     repository = tmp_path_factory.mktemp("repository")
     for kind in ("FP32", "FP16", "INT64", "STRING", "BOOL"):
         write_model(repository, f"identity_{kind.lower()}", IDENTITY, CONFIG.format(kind))

@@ -501,3 +501,54 @@ def test_row_78_requests_that_race_with_a_death_have_one_outcome(serve, reposito
         assert scheduler(harness).in_flight == 0
 
     serve(test)
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
+def test_row_8_requests_behind_a_full_ring_are_not_lost(serve, repository, end):
+    """A stub that reads nothing, and more than its ring holds: it goes on, or its heir does it."""
+    write_model(repository, "model")
+
+    async def test(harness: Harness) -> None:
+        for _ in range(100):  # quick work, so that much is sent ahead
+            await harness.infer("model", [0.0])
+        pid = harness.kill("model", signal.SIGSTOP)
+
+        async def ask(number: int) -> float:
+            outputs = await harness.server.infer(
+                "model",
+                {"INPUT0": np.full(1, number, np.float32)},
+                parameters={"padding": "x" * 200_000},
+                timeout_s=20,
+            )
+            return float(outputs["OUTPUT0"][0])
+
+        tasks = [asyncio.ensure_future(ask(number)) for number in range(40)]
+        await harness.until(lambda: harness.instance("model").outstanding_batches > 5)
+        os.kill(pid, end)
+        assert await asyncio.gather(*tasks) == list(range(40))
+        assert (harness.instance("model").pid == pid) == (end == signal.SIGCONT)
+
+    serve(test)
+
+
+def test_row_8_a_stub_that_writes_more_than_its_ring_holds_waits(serve, repository, caplog):
+    """Megabytes of log lines while the supervisor's loop stands still: all of them come."""
+    body = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for number in range(3000):
+            pb_utils.Logger.log_info(f"line {number} " + "x" * 1000)
+        return answers(tensors(requests))
+"""
+    write_model(repository, "model", body)
+
+    async def test(harness: Harness) -> None:
+        task = harness.submit("model", [1.0])
+        await asyncio.sleep(0)
+        signal.sigtimedwait([], 0.3)  # the loop does not turn
+        assert await task == [1.0]
+
+    with caplog.at_level("INFO", "actorserve"):
+        serve(test)
+    lines = [each.getMessage().split()[1] for each in caplog.records if "xxx" in each.getMessage()]
+    assert lines == [str(number) for number in range(3000)]

@@ -434,3 +434,65 @@ class TritonPythonModel:
         await harness.until(lambda: count() == 0)
 
     serve(test, auto_complete_config=False)
+
+
+HOSTILE = """
+import gc
+from actorserve.runtime.peer_end import PeerChannel
+from actorserve.wire.codec import encode
+from actorserve.wire.messages import Executed, Handle, WireResponse, WireTensor
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = tensors(requests)
+        if arrays[0][0] >= 0:
+            return answers(arrays)
+        end = next(each for each in gc.get_objects() if isinstance(each, PeerChannel))
+        own = end.place(np.ones(5000, np.float32))
+        page = end.page
+        batch = page.last_begun()
+        handle = {handle}
+        tensor = WireTensor("OUTPUT0", {datatype}, (5000,), handle)
+        response = WireResponse({request}, [WireTensor("OUTPUT0", 11, (5000,), own), tensor])
+        end.send_encoded(encode(Executed(batch + {ahead}, [response], 1)))
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"handle": "Handle(own.arena, own.block, 99, own.offset, own.nbytes)"},
+        {"handle": "Handle(own.arena, own.block, own.segment, 1 << 40, own.nbytes)"},
+        {"handle": "Handle(own.arena, own.block, own.segment, -64, own.nbytes)"},
+        {"handle": "Handle(own.arena, own.block, own.segment, 8, own.nbytes)"},
+        {"handle": "Handle(own.arena, own.block, own.segment, own.offset, 1 << 40)"},
+        {"handle": "Handle(own.arena + 1, own.block, own.segment, own.offset, own.nbytes)"},
+        {"handle": "Handle(1, 12345, 0, 0, own.nbytes)"},
+        {"handle": "Handle(99, 1, 0, 0, own.nbytes)"},
+        {"datatype": "200"},
+        {"ahead": "5"},
+    ],
+)
+def test_row_80_a_stub_that_lies_is_replaced_and_its_lies_hold_nothing(serve, repository, lie):
+    """A handle, data type or batch that cannot be: the request ends, and no block stays held."""
+    truth = {"handle": "own", "datatype": "11", "ahead": "0", "request": "1"}
+    body = HOSTILE
+    for name, value in {**truth, **lie}.items():
+        body = body.replace("{" + name + "}", value)
+    # The request's id is in the message alone: the first frame of the caller has it.
+    body = body.replace(
+        "WireResponse(1,",
+        "WireResponse(sys._getframe(1).f_back.f_locals['wires'][0].id,",
+    )
+    write_model(repository, "model", body)
+
+    async def test(harness: Harness) -> None:
+        pid = harness.instance("model").pid
+        error = await asyncio.wait_for(harness.outcome("model", [-1.0] * 5000), 10)
+        assert isinstance(error, Unavailable), error
+        assert "replaced because of an error" in error.message
+        await harness.until_restarted("model", pid)
+        assert await harness.outcome("model", [1.0] * 5000) == [1.0] * 5000
+
+    serve(test)

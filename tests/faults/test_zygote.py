@@ -182,9 +182,10 @@ def test_row_40b_zygote_and_stubs_die_fifty_times_under_load(serve, repository):
                 blow()
                 await harness.holds(lambda: True, 0.02)
             await harness.until(harness.server.is_ready, 20)
+            answers = outcomes.count(True)
+            await harness.until(lambda answers=answers: outcomes.count(True) > answers + 10)
         is_over = True
         await asyncio.gather(*clients)
         assert all(each is True or isinstance(each, Unavailable) for each in outcomes)
-        assert outcomes.count(True) > 50
 
     serve(test)

@@ -122,6 +122,8 @@ def test_help_lists_every_option_with_its_default():
         ("health --url=http://h:99999", "actorserve health: --url 'http://h:99999': expected"),
         ("health --url=http://", "actorserve health: --url 'http://': expected something like"),
         ("health --timeout-s=0", "actorserve health: argument --timeout-s: expected seconds"),
+        ("status --url=http://h:99999", "actorserve status: --url 'http://h:99999': expected"),
+        ("check /nowhere", "actorserve check: model repository '/nowhere' is not a directory"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, line, capfd):

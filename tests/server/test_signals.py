@@ -11,6 +11,8 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -206,3 +208,31 @@ def test_a_life_from_start_to_stop(start_server, repository, tmp_path):
         '"SIGTERM: stopping when accepted work has ended"',
         '"stopped"',
     ]
+
+
+def test_an_unread_pipe_does_not_stop_the_server(repository, tmp_path):
+    """Nobody reads stderr, and the model is chatty: requests and SIGTERM are served all the same."""
+    chatty = "answers = []\n        [print('y' * 200) for _ in range(400)]"
+    body = IDENTITY.replace("answers = []", chatty)
+    write_model(repository, "model", body)
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [7]}
+    body_of_one = {"inputs": [tensor]}
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-m", "actorserve", "start", str(repository)]
+    command += ["--http-port", "0", "--ready-file", str(ready)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_until(ready.exists, 20)
+        port = json.loads(ready.read_text())["http"]["port"]
+        for _ in range(6):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("POST", "/v2/models/model/infer", json.dumps(body_of_one))
+            assert connection.getresponse().status == 200
+            connection.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,21 +110,20 @@ def test_escaping_may_be_switched_off(monkeypatch):
 
 @pytest.fixture
 def install() -> Iterator[Callable[..., logging.Logger]]:
-    """Return `install(**settings)`: send the log somewhere until the end of the test."""
+    """Return `install(**settings)`: send the log somewhere until the end of the test.
+
+    `install.flush()` writes what is queued and takes the handlers away.
+    """
     logger = logging.getLogger("actorserve")
     before = (logger.level, logger.propagate)
-    handlers: list[Any] = []
+    with contextlib.ExitStack() as stack:
 
-    def run(**settings: Any) -> logging.Logger:
-        handlers.append(server_log.install(Settings(**settings)))
-        return logger
+        def run(**settings: Any) -> logging.Logger:
+            stack.enter_context(server_log.installed(Settings(**settings)))
+            return logger
 
-    yield run
-    for handler in handlers:
-        logger.removeHandler(handler)
-        if handler.stream is not sys.stderr:
-            with contextlib.suppress(OSError):
-                handler.stream.close()
+        run.flush = stack.close  # type: ignore[attr-defined]
+        yield run
     logger.setLevel(before[0])
     logger.propagate = before[1]
 
@@ -138,6 +136,7 @@ def test_levels_are_switched_one_by_one(install, monkeypatch):
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
         logger.log(level, "at %d", level)
     logging.getLogger("actorserve.http").error("of a part")
+    install.flush()
     texts = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
     assert texts == ['"at 10"', '"at 40"', '"of a part"']
 
@@ -153,16 +152,23 @@ def test_a_file_gets_the_lines(install, tmp_path):
     file = tmp_path / "log"
     file.write_text("before\n")
     install(log_file=str(file)).info("ü \ud800")
+    install.flush()
     assert file.read_text(encoding="utf-8").splitlines()[0] == "before"
     assert file.read_text(encoding="utf-8").splitlines()[1].endswith('] "ü \\ud800"')
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     """With the system's reason."""
-    with pytest.raises(ConfigError, match="--log-file '/nowhere/log': No such file or directory"):
-        server_log.install(Settings(log_file="/nowhere/log"))
-    with pytest.raises(ConfigError, match="Is a directory"):
-        server_log.install(Settings(log_file=str(tmp_path)))
+    with (
+        pytest.raises(ConfigError, match="--log-file '/nowhere/log': No such file or directory"),
+        server_log.installed(Settings(log_file="/nowhere/log")),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="Is a directory"),
+        server_log.installed(Settings(log_file=str(tmp_path))),
+    ):
+        pass
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

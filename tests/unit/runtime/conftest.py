@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
+import numpy as np
 import pytest
+
+from actorserve import ActorSystem, Process
+from tests.unit.runtime.sample_actors import Scale, Worker
 
 T = TypeVar("T")
 PATIENCE_S = 50.0
@@ -44,6 +48,40 @@ def warm_uvloop() -> None:
         import uvloop
 
         uvloop.new_event_loop().close()
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Callable[[Callable[[ActorSystem], Awaitable[T]]], T]]:
+    """Run coroutine functions with one system and one loop for a whole file: starts are dear."""
+    loop = asyncio.new_event_loop()
+    system = ActorSystem()
+
+    async def start() -> None:
+        await system.__aenter__()
+        ref = await system.spawn(Worker, where=Process())
+        large = np.ones(4 << 20, np.uint8)
+        await asyncio.gather(*[wait_for(ref.ask(Scale(1.0, large))) for _ in range(4)])
+        await end_actors()
+
+    async def end_actors() -> None:
+        assert system._top is not None
+        await system._top.stop()
+
+    def run_warm(main: Callable[[ActorSystem], Awaitable[T]]) -> T:
+        try:
+            return loop.run_until_complete(asyncio.wait_for(main(system), PATIENCE_S))
+        finally:
+            loop.run_until_complete(end_actors())
+
+    loop.run_until_complete(start())
+    yield run_warm
+    loop.run_until_complete(system.__aexit__(None, None, None))
+    loop.close()
+
+
+async def wait_for(answer: Awaitable[T]) -> T:
+    """Turn anything that can be awaited into a coroutine."""
+    return await answer
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

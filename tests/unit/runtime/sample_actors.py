@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Fail(Message[int]):
 
 
 class Block(Message[str]):
-    """Works until a file appears."""
+    """Works until a file appears, and makes another one, ".begun", when it begins."""
 
     path: str
 
@@ -136,6 +137,7 @@ class Worker(Actor):
         return fail(message.kind)
 
     def on_block(self, message: Block) -> str:
+        Path(f"{message.path}.begun").touch()
         wait_for_file(message.path)
         return "done"
 
@@ -175,7 +177,8 @@ class AsyncWorker(Worker):
         if isinstance(message, Forward):
             return await message.to.ask(Add(message.a, message.b), timeout_s=20)
         if isinstance(message, Block):
-            while not os.path.exists(message.path):  # noqa: ASYNC240, PTH110
+            Path(f"{message.path}.begun").touch()
+            while not Path(message.path).exists():
                 await asyncio.sleep(0.005)
             return "done"
         if isinstance(message, Spawned):
@@ -306,5 +309,5 @@ class _StrangeError(Exception):
 def wait_for_file(path: str) -> None:
     """Block the thread until the file is there."""
     event = threading.Event()
-    while not os.path.exists(path):  # noqa: PTH110
+    while not Path(path).exists():
         event.wait(0.005)
