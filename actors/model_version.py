@@ -11,7 +11,7 @@ import msgspec
 from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.instance import Instance, InstanceStats
 from actorserve.actors.node import Node
-from actorserve.actors.response_factory import OnResponse, ResponseFactory
+from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError, Unavailable
@@ -146,6 +146,7 @@ class ModelVersion:
     def submit(self, request: InferRequest, on_response: OnResponse) -> ResponseFactory:
         """Check and enqueue. Raises ActorserveError; slabs are then still the caller's."""
         checked = self._rules.check(request)
+        parameters = parameters_text(request)
         self._scheduler.check_available()
         factory = ResponseFactory(
             self._node.ids.next(),
@@ -153,6 +154,7 @@ class ModelVersion:
             self.info.version,
             self._wire_inputs(request, checked),
             request.outputs or self._outputs,
+            parameters,
             checked.rows,
             self._signature(request, checked) if self._is_batched else None,
             monotonic_s(),

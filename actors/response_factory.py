@@ -17,7 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from actorserve.errors import ActorserveError, Cancelled, ProtocolError, error_for
+from actorserve.errors import (
+    ActorserveError,
+    Cancelled,
+    InvalidArgument,
+    ProtocolError,
+    error_for,
+)
 from actorserve.runtime.exchange import Exchange, Peer
 from actorserve.state.request import (
     CANCEL,
@@ -83,6 +89,7 @@ class ResponseFactory(Life):
         "_model_version",
         "_on_response",
         "_outputs",
+        "_parameters",
         "_request",
         "arrival_s",
         "cancel_slot",
@@ -102,6 +109,7 @@ class ResponseFactory(Life):
         model_version: str,
         inputs: list[WireTensor],
         outputs: list[str],
+        parameters: str,
         rows: int,
         signature: object,
         arrival_s: float,
@@ -123,6 +131,7 @@ class ResponseFactory(Life):
         self._model_version = model_version
         self._inputs = inputs
         self._outputs = outputs
+        self._parameters = parameters
         self._exchange = exchange
         self._desk = desk
         self._on_response = on_response
@@ -135,13 +144,12 @@ class ResponseFactory(Life):
             return None
         self.cancel_slot = cancel_slot
         request = self._request
-        parameters = request.parameters
         return WireRequest(
             self.key,
             request.id,
             self._inputs,
             self._outputs,
-            _encode_parameters(parameters).decode() if parameters else "{}",
+            self._parameters,
             request.correlation_id,
             (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0),
             request.timeout_us,
@@ -278,6 +286,19 @@ class ResponseFactory(Life):
     def _end(self) -> None:
         self._drop_inputs()
         self._desk.ended(self)
+
+
+def parameters_text(request: InferRequest) -> str:
+    """Return a request's own parameters as JSON. Raises InvalidArgument for what cannot travel."""
+    try:
+        for text in (request.id, request.correlation_id):
+            if isinstance(text, str) and not text.isascii():
+                text.encode()
+        if not request.parameters:
+            return "{}"
+        return _encode_parameters(request.parameters).decode()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"the request's id or parameters cannot be sent: {error}") from None
 
 
 def _parameters(text: str) -> dict[str, Parameter]:

@@ -143,9 +143,10 @@ class Cell:
         """Whether nothing waits and nothing is in hand."""
         if self.machine.state in _GONE:
             return True
-        if self._host is None or self.machine.state is not State.RUNNING:
+        if self.mailbox.has_calls():
             return False
-        return not self.mailbox.has_calls() and self._host.is_idle()
+        is_up = self._host is not None and self.machine.state is State.RUNNING
+        return not is_up or self._host is None or self._host.is_idle()
 
     # --- orders of the family --------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pytest
 from actorserve import Supervisor
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from tests.faults.harness import TAG, Harness, marked_processes, write_model
+from tests.faults.harness import TAG, Gate, Harness, marked_processes, write_model
 from tests.faults.host import Host
 from tests.server.conftest import start_server  # noqa: F401 (a fixture)
 
@@ -53,6 +53,21 @@ def repository(tmp_path: Path) -> Path:
     path.mkdir()
     write_model(path, "bystander")
     return path
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file that grows by a byte with each `note()` of a model."""
+    path = tmp_path / "notes"
+    path.touch()
+    monkeypatch.setenv("NOTES", str(path))
+    return path
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Return the gate of this test's models."""
+    return Gate(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from actorserve import Supervisor
 from actorserve.actors.instance import InstanceStats
+from actorserve.actors.model import ModelStats
+from actorserve.actors.scheduler import SchedulerStats
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError
 
@@ -72,6 +75,32 @@ def write_model(
     (repository / name / "config.pbtxt").write_text(config)
 
 
+DIE = "os.kill(os.getpid(), signal.SIGKILL)"
+PLACES = {
+    "importing": "note(); {code}\nclass TritonPythonModel:\n    pass",
+    "initializing": """
+class TritonPythonModel:
+    def initialize(self, args):
+        note(); {code}
+""",
+    "completing the configuration": """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        note(); {code}
+""",
+}
+"""Models that do something at one moment of their loading, which they note before."""
+
+
+def write_noting_model(repository: Path, body: str, **how: Any) -> None:
+    """Write a model whose source may call `note()`."""
+    head = (
+        'def note():\n    with open(os.environ["NOTES"], "a") as file:\n        file.write("x")\n'
+    )
+    write_model(repository, "model", f"{head}\n{body}", **how)
+
+
 TAG = "ACTORSERVE_TEST_TAG"
 """Set by a fixture: whatever a test starts carries it, orphans of a dead zygote too."""
 
@@ -93,6 +122,20 @@ def stub_pids() -> list[int]:
     """Return the pids of all stubs that live, by their names."""
     names = marked_processes().items()
     return sorted(pid for pid, name in names if re.search(r"_\d+_\d+$", name))
+
+
+class Gate:
+    """Files between a test and its models: what was begun, may go on, and was told of its end."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go, self.told = (folder / name for name in ("BEGUN", "GO", "TOLD"))
+        self.begun.touch()
+        for path in (self.begun, self.go, self.told):
+            monkeypatch.setenv(path.name, str(path))
+
+    def executed(self) -> list[int]:
+        """Return the first elements of what was executed, in order."""
+        return [int(word) for word in self.begun.read_text().split()]
 
 
 class Harness:
@@ -118,10 +161,17 @@ class Harness:
         """Start an inference; its outcome is the task's result."""
         return asyncio.ensure_future(self.outcome(model, values))
 
+    def model(self, model: str) -> ModelStats:
+        """Return how a model stands."""
+        return next(each for each in self.server.stats().models if each.name == model)
+
+    def scheduler(self, model: str) -> SchedulerStats:
+        """Return the counts of a model's scheduler."""
+        return self.model(model).versions[0].scheduler
+
     def instances(self, model: str) -> tuple[InstanceStats, ...]:
         """Return a model's instances."""
-        stats = next(each for each in self.server.stats().models if each.name == model)
-        return stats.versions[0].instances
+        return self.model(model).versions[0].instances
 
     def instance(self, model: str) -> InstanceStats:
         """Return a model's first instance."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that do odd things to their arrays and objects hurt their own request and nobody else's."""
+"""What a model does to its arrays and objects hurts its own request and nobody else's."""
 
 from __future__ import annotations
 

@@ -168,6 +168,29 @@ def test_what_is_not_there_is_not_found(serve, repository):
     serve(test)
 
 
+def test_texts_and_numbers_that_cannot_travel_are_refused(serve, repository):
+    """At once, as the caller's mistake; the server still drains (the fixture stops it)."""
+    write_model(repository, "model")
+
+    async def test(server: Supervisor) -> None:
+        wrong: list[dict[str, Any]] = [
+            {"request_id": "\ud800"},
+            {"parameters": {"a": "\ud800"}},
+            {"parameters": {"\ud800": "a"}},
+            {"parameters": {"a": 1 << 70}},
+            {"parameters": {"a": object()}},
+        ]
+        for fields in wrong:
+            with pytest.raises(InvalidArgument, match="id or parameters cannot be sent"):
+                await server.infer("model", ones(50_000), **fields)
+        with pytest.raises(InvalidArgument, match="do not fit into one message"):
+            await server.infer("model", ones(), parameters={"a": "x" * 600_000})
+        scheduler = server.stats().models[0].versions[0].scheduler
+        assert (scheduler.queued, scheduler.in_flight) == (0, 0)
+
+    serve(test)
+
+
 # --- memory --------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,8 @@ def normal(value: Any) -> Any:
         return round(value, 6)
     if isinstance(value, str):
         value = re.sub(r"(<REPO>|(/[\w.\-]+)+)/(?=\w+/\d+/\w+\.py)", "<REPO>/", value)
+        # A comprehension has a frame of its own only before Python 3.12.
+        value = re.sub(r"  \S+\(\d+\): <listcomp>\n", "", value)
         return re.sub(r"0x[0-9a-f]+", "0x", value)
     return value
 

@@ -211,7 +211,7 @@ def test_a_life_from_start_to_stop(start_server, repository, tmp_path):
 
 
 def test_an_unread_pipe_does_not_stop_the_server(repository, tmp_path):
-    """Nobody reads stderr, and the model is chatty: requests and SIGTERM are served all the same."""
+    """Nobody reads stderr, and the model is chatty: requests and SIGTERM are served still."""
     chatty = "answers = []\n        [print('y' * 200) for _ in range(400)]"
     body = IDENTITY.replace("answers = []", chatty)
     write_model(repository, "model", body)

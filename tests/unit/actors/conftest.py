@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actorserve.actors.response_factory import ResponseFactory
+from actorserve.actors.response_factory import ResponseFactory, parameters_text
 from actorserve.clock import monotonic_s
 from actorserve.errors import ProtocolError
 from actorserve.ids import Serial
@@ -82,6 +82,7 @@ class Made:
             "3",
             inputs,
             ["OUT"],
+            parameters_text(request),
             rows,
             signature,
             arrival_s,

@@ -207,5 +207,6 @@ def test_a_spawned_interpreter_finds_the_api(tmp_path: Path) -> None:
     )
     program = tmp_path / "program.py"
     program.write_text(code)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=40)
+    command = [sys.executable, program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0, done.stderr
