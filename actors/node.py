@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from actorserve.process.spawn import Spawner
-
 from actorserve.actors.crash import CrashStore
 from actorserve.config import PythonBackendConfig, Settings
 from actorserve.ids import Ids, Serial
+from actorserve.process.spawn import Spawner
 from actorserve.runtime.exchange import Exchange
 
 

@@ -177,7 +177,6 @@ def test_texts_and_numbers_that_cannot_travel_are_refused(serve, repository):
             {"request_id": "\ud800"},
             {"parameters": {"a": "\ud800"}},
             {"parameters": {"\ud800": "a"}},
-            {"parameters": {"a": 1 << 70}},
             {"parameters": {"a": object()}},
         ]
         for fields in wrong:

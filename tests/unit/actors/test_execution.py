@@ -60,6 +60,7 @@ class FakeEnd:
         self.room = 10
         self.placed: list[int] = []
         self.withdrawn: list[int] = []
+        self.kept: set[int] = set()  # blocks of which the model keeps a view
         self.given_back: list[int] = []
         self.settled = 0
         self.inputs: dict[int, np.ndarray] = {}
@@ -74,6 +75,11 @@ class FakeEnd:
             raise ResourceExhausted("shared memory is full")
         self.placed.append(len(self.placed) + 1)
         return Handle(2, self.placed[-1], 0, 0, body.nbytes)
+
+    def own(self, handle: Handle) -> Handle:
+        if handle.block in self.kept:
+            return self.place(np.zeros(handle.nbytes, np.uint8))
+        return handle
 
     def withdraw(self, tensors: list[WireTensor]) -> None:
         self.withdrawn += [t.data.block for t in tensors if isinstance(t.data, Handle)]
@@ -331,6 +337,20 @@ def test_a_response_without_memory_is_an_error_and_keeps_none(run, end):
     assert [response.error is None for response in responses] == [True, False, True]
     assert errors(responses[1:2]) == [(Code.RESOURCE_EXHAUSTED, "shared memory is full")]
     assert end.withdrawn == end.placed == [1, 2]
+
+
+def test_an_answer_of_which_the_model_keeps_a_view_is_copied(run, end):
+    """It could change what has been given; without memory for the copy the request fails."""
+    end.kept = {1, 2}
+    end.room = 4
+    responses = run(lambda r: [ones(2000) for _ in r], *map(request, (1, 2, 3)))
+    assert [response.error is None for response in responses] == [True, False, True]
+    first, _, last = responses
+    assert isinstance(first.outputs[0].data, Handle)
+    assert first.outputs[0].data.block == 4
+    assert isinstance(last.outputs[0].data, Handle)
+    assert last.outputs[0].data.block == 3
+    assert end.withdrawn == [2]
 
 
 def test_answers_that_no_frame_holds_go_one_by_one(run, end):

@@ -206,7 +206,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path):
     folder = add(tmp_path, "m", "1", config=None)
     (folder / "config.pbtxt").mkdir()
     repository = Repository([tmp_path])
-    with pytest.raises(ConfigError, match=r"cannot read '.*config.pbtxt': Is a directory"):
+    with pytest.raises(ConfigError, match=r"'.*config.pbtxt' is no regular file"):
         repository.read(repository.find("m"))
     (folder / "config.pbtxt").rmdir()
     with (folder / "config.pbtxt").open("wb") as stream:
