@@ -69,7 +69,7 @@ class Embedding(ABC):
             version,
             request_id,
             list(outputs),
-            dict(parameters or {}),
+            dict(parameters) if parameters else {},
             priority=priority,
             timeout_us=_microseconds(timeout_s),
         )
@@ -122,7 +122,7 @@ class Embedding(ABC):
             version,
             request_id,
             list(outputs),
-            dict(parameters or {}),
+            dict(parameters) if parameters else {},
             priority=priority,
             timeout_us=_microseconds(timeout_s),
         )
@@ -153,7 +153,10 @@ class Embedding(ABC):
         tensors: list[InferTensor] = []
         try:
             for name, value in inputs.items():
-                tensors.append(await self._tensor(name, value))
+                tensor, body = tensor_of(name, value)
+                if body is not None:
+                    tensor.data = await self._slab_of(body)
+                tensors.append(tensor)
         except BaseException:
             for tensor in tensors:
                 if isinstance(tensor.data, ArenaSlab):
@@ -161,11 +164,8 @@ class Embedding(ABC):
             raise
         return tensors
 
-    async def _tensor(self, name: str, value: npt.ArrayLike) -> InferTensor:
-        """Make a tensor of an array; a large one is copied into shared memory, off the loop."""
-        tensor, body = tensor_of(name, value)
-        if body is None:
-            return tensor
+    async def _slab_of(self, body: npt.NDArray[np.uint8]) -> ArenaSlab:
+        """Copy a large body into shared memory, off the loop where that takes long."""
         node = self._node
         slab = node.exchange.allocate(body.nbytes)
         while slab is None:
@@ -180,8 +180,7 @@ class Embedding(ABC):
         except BaseException:
             slab.release()
             raise
-        tensor.data = slab
-        return tensor
+        return slab
 
 
 def _microseconds(timeout_s: float | None) -> int:

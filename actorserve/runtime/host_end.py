@@ -107,6 +107,8 @@ class HostChannel(Generic[M]):
         self._backlog: deque[tuple[Producer, bytes]] = deque()
         self._returning: deque[Key] = deque()
         self._pumping = False
+        self._unanswered = 0
+        self._is_wake_due = False
         self._closed = False
         self._sent = 0
         self._received = 0
@@ -203,14 +205,37 @@ class HostChannel(Generic[M]):
         if self._closed:
             return
         self._sent += 1
-        if not self._backlog and producer.try_send(data):
-            return
+        if not self._backlog:
+            if producer is not self._work:
+                if producer.try_send(data):
+                    return
+            elif producer.try_post(data):
+                self._wake_stub()
+                return
         if len(self._backlog) >= BACKLOG_MESSAGES:
             raise ResourceExhausted(
                 f"{BACKLOG_MESSAGES} messages wait for a stub that does not read; try again later"
             )
         self._backlog.append((producer, data))
         self._flush_backlog()
+
+    def _wake_stub(self) -> None:
+        """Ring for work: at once if the stub has none, else once for all of this turn's.
+
+        A stub that still has something to do need not be woken for the next; by the end of the
+        loop's turn there are often several.
+        """
+        self._unanswered += 1
+        if self._unanswered == 1:
+            self._work.wake()
+        elif not self._is_wake_due:
+            self._is_wake_due = True
+            self._loop.call_soon(self._wake_late)
+
+    def _wake_late(self) -> None:
+        self._is_wake_due = False
+        if not self._closed:
+            self._work.wake()
 
     def _flush_backlog(self) -> None:
         """Write what waits; where the ring stays full, ask to be rung when there is room."""
@@ -269,6 +294,7 @@ class HostChannel(Generic[M]):
             frames = self._up.drain()
             if frames:
                 self._received += len(frames)
+                self._unanswered = max(0, self._unanswered - len(frames))
                 decode = self._decode
                 self._listener.on_messages([decode(data) for _, data in frames])
             if not self._closed:

@@ -40,13 +40,13 @@ class LoopEngine(Engine):
         if self._is_due:
             return
         self._is_due = True
-        if threading.get_ident() == self._thread:
-            self._loop.call_soon(self._turn)
-            return
         try:
-            self._loop.call_soon_threadsafe(self._turn)
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._turn)
+            else:
+                self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
-            pass  # the loop is closed: whoever closed it has ended the actor
+            pass  # the loop is closed: its owner tells those who wait
 
     def start(self) -> None:
         """Construct the actor and call its first hook, in a later turn. In the loop's thread."""

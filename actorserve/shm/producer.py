@@ -131,6 +131,38 @@ class Producer:
             self._bell.ring()
         return True
 
+    def try_post(self, data: bytes | bytearray | memoryview, kind: int = 0) -> bool:
+        """Publish one frame as `try_send` does, but wake nobody: `wake` does, once for many."""
+        nbytes = len(data)
+        head = self._head
+        end = head + ((nbytes + 15) & -8)
+        if end > self._edge or nbytes > self.max_frame_bytes or not 0 <= kind < PAD:
+            if not self._find_room(nbytes, kind):
+                return False
+            head = self._head
+            end = head + ((nbytes + 15) & -8)
+        words = self._words
+        at = self._base + (head & self._mask)
+        words[at >> 3] = kind << 32 | nbytes
+        at += 8
+        self._mapping[at : at + nbytes] = data
+        self._head = end
+        if WEAKLY_ORDERED:
+            self._release()
+            self._acquire(False)
+        words[HEAD] = end
+        return True
+
+    def wake(self) -> None:
+        """Ring the consumer if it sleeps, after `try_post`."""
+        self._release()
+        self._acquire(False)
+        epoch = self._words[CONSUMER_PARKED]
+        if epoch and epoch != self._rung_parked:
+            self._rung_parked = epoch
+            self._bells += 1
+            self._bell.ring()
+
     def try_put(self, data: bytes | bytearray | memoryview, kind: int = 0) -> bool:
         """Write one frame without publishing it; `flush` publishes all that were put.
 

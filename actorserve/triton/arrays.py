@@ -11,7 +11,16 @@ import numpy.typing as npt
 from actorserve.errors import InvalidArgument
 from actorserve.triton.inference import InferTensor
 from actorserve.wire.messages import INLINE_BYTES
-from actorserve.wire.tensors import BY_WIRE_NAME, DataType, decode_bytes, encode_bytes
+from actorserve.wire.tensors import BY_NUMBER, DataType, decode_bytes, encode_bytes
+
+_NATIVE = {
+    datatype.numpy_dtype: datatype.wire_name
+    for datatype in BY_NUMBER
+    if datatype.numpy_dtype is not None and datatype.element_bytes
+}
+_BODY_DTYPES = {
+    datatype.wire_name: datatype.body_dtype for datatype in BY_NUMBER if datatype.element_bytes
+}
 
 
 def tensor_of(name: str, value: npt.ArrayLike) -> tuple[InferTensor, npt.NDArray[np.uint8] | None]:
@@ -19,6 +28,10 @@ def tensor_of(name: str, value: npt.ArrayLike) -> tuple[InferTensor, npt.NDArray
 
     Strings and bytes become BYTES. Raises InvalidArgument for a dtype that the protocol lacks.
     """
+    if type(value) is np.ndarray and value.nbytes <= INLINE_BYTES:
+        wire_name = _NATIVE.get(value.dtype)
+        if wire_name is not None:
+            return InferTensor(name, wire_name, value.shape, value.tobytes()), None
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         body = encode_bytes(array.astype(object) if array.dtype.kind == "U" else array)
@@ -44,7 +57,6 @@ def array_of(tensor: InferTensor) -> npt.NDArray[Any]:
     """
     body = tensor.data
     assert isinstance(body, (bytes, bytearray, memoryview))
-    datatype = BY_WIRE_NAME[tensor.datatype]
-    if datatype is DataType.BYTES:
-        return decode_bytes(body).reshape(tensor.shape)
-    return np.frombuffer(body, datatype.body_dtype).reshape(tensor.shape)
+    dtype = _BODY_DTYPES.get(tensor.datatype)
+    array = decode_bytes(body) if dtype is None else np.frombuffer(body, dtype)
+    return array if len(tensor.shape) == 1 else array.reshape(tensor.shape)

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from actorserve.errors import InvalidArgument
-from actorserve.triton.inference import InferRequest, InferTensor
+from actorserve.triton.inference import InferRequest, InferTensor, Slab
 from actorserve.wire.tensors import BytesError, DataType, check_bytes, element_count
 
+MOST_FITTED = 1024
+"""Shapes that are known to fit are remembered, with their sizes; most traffic has a few."""
 UNKNOWN_ID = "<id_unknown>"
 
 _BATCH_NOTE = (
@@ -68,6 +70,7 @@ class RequestRules:
         self._max_batch_size = max_batch_size
         self._inputs = {rule.name: rule for rule in inputs}
         self._outputs = frozenset(outputs)
+        self._fitted: dict[tuple[str, str, tuple[int, ...]], tuple[int, CheckedInput]] = {}
         self._required = sum(not rule.optional for rule in inputs)
 
     def check(self, request: InferRequest) -> Checked:
@@ -146,6 +149,19 @@ class RequestRules:
     def _check_input(
         self, request: InferRequest, tensor: InferTensor, batched: bool
     ) -> CheckedInput:
+        shape = tuple(tensor.shape)
+        key = (tensor.name, tensor.datatype, shape)
+        known = self._fitted.get(key)
+        if known is not None and known[0] == _nbytes(tensor.data):
+            return known[1]
+        checked = self._check_anew(request, tensor, shape, batched)
+        if checked.datatype != DataType.BYTES and len(self._fitted) < MOST_FITTED:
+            self._fitted[key] = (_nbytes(tensor.data), checked)
+        return checked
+
+    def _check_anew(
+        self, request: InferRequest, tensor: InferTensor, shape: tuple[int, ...], batched: bool
+    ) -> CheckedInput:
         rule = self._inputs.get(tensor.name)
         if rule is None:
             raise self._unexpected_input(tensor.name)
@@ -155,7 +171,6 @@ class RequestRules:
                 f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
                 f"'{self._model}' expects '{rule.datatype.wire_name}'",
             )
-        shape = tuple(tensor.shape)
         own = shape[1:] if batched else shape
         if own != rule.dims and not _fits(rule.dims, own):
             raise self._error(request, self._shape_text(rule, shape, batched))
@@ -181,13 +196,14 @@ class RequestRules:
         rule: InputRule,
         shape: tuple[int, ...],
     ) -> None:
-        body = tensor.data
-        view = body if isinstance(body, (bytes, bytearray, memoryview)) else body.buffer
-        nbytes = view.nbytes if isinstance(view, memoryview) else len(view)
+        nbytes = _nbytes(tensor.data)
         count = element_count(shape)
         if rule.datatype is DataType.BYTES:
+            body = tensor.data
             try:
-                check_bytes(view, count)
+                check_bytes(
+                    body if isinstance(body, (bytes, bytearray, memoryview)) else body.buffer, count
+                )
             except BytesError as error:
                 raise self._error(request, self._bytes_text(tensor.name, count, error)) from None
         elif nbytes != count * rule.datatype.element_bytes:
@@ -213,6 +229,12 @@ class RequestRules:
             f"incomplete string data {where}, expecting string of length {error.declared} at "
             f"element {error.index} but only {error.available} bytes available"
         )
+
+
+def _nbytes(body: bytes | bytearray | memoryview | Slab) -> int:
+    if isinstance(body, (bytes, bytearray)):
+        return len(body)
+    return body.nbytes if isinstance(body, memoryview) else body.buffer.nbytes
 
 
 def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:

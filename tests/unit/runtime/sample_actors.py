@@ -122,7 +122,7 @@ class Worker(Actor):
         self.texts.append(message.text)
 
     def on_read(self, _message: Read) -> list[str]:
-        return self.texts
+        return list(self.texts)
 
     def on_count(self, message: Count) -> Iterator[int]:
         for number in range(message.most):
@@ -253,7 +253,7 @@ class Witness(Actor):
             return fail(message.kind)
         if isinstance(message, Where):
             return os.getpid(), threading.current_thread().name
-        return None
+        return 0
 
 
 class Typed(Actor):

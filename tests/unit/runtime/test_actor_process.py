@@ -389,14 +389,14 @@ def test_children_end_with_a_parent_that_dies(warm: Warm):
 
 
 def test_large_messages_travel_and_too_large_ones_say_so(warm: Warm):
-    """Texts of megabytes go through shared memory; twenty thousand arrays do not go."""
+    """Texts of megabytes go through shared memory; thirty thousand arrays do not go."""
 
     async def main(system: ActorSystem) -> None:
         ref = await system.spawn(Echo, where=Process())
         text = "x" * (3 << 20)
         assert await ref.ask(Say([text])) == [text]
         with pytest.raises(TooLarge, match="beside its arrays"):
-            await ref.ask(Say([np.ones(1)] * 20_000))
+            await ref.ask(Say([np.ones(1)] * 30_000))
         with pytest.raises(TooLarge):
             await ref.ask(Say("many"))
         assert await ref.ask(Say([1])) == [1]
@@ -413,7 +413,7 @@ class Echo(Actor):
 
     def receive(self, message: Say) -> Any:
         if message.what == "many":
-            return [np.ones(1)] * 20_000
+            return [np.ones(1)] * 30_000
         return message.what
 
 

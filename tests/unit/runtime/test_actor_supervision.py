@@ -33,7 +33,10 @@ Warm = Callable[[Callable[[ActorSystem], Any]], Any]
 
 KINDS: tuple[Kind, ...] = ("permanent", "transient", "temporary")
 STRATEGIES = tuple(Strategy)
-EXITS = ("normal", "ordered", "crash", "killed")
+PLACED_EXITS = [
+    *[("loop", exit_) for exit_ in ("normal", "ordered", "crash")],
+    *[("process", exit_) for exit_ in ("normal", "ordered", "crash", "killed")],
+]
 NAMES = ("a", "b", "c")
 
 
@@ -100,15 +103,12 @@ def expected(kind: Kind, exit_: str, strategy: Strategy) -> tuple[list[str], set
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.value)
-@pytest.mark.parametrize("exit_", EXITS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["loop", "process"])
+@pytest.mark.parametrize(("place", "exit_"), PLACED_EXITS)
 def test_restart_type_and_exit_reason_and_strategy(
     warm: Warm, place: str, kind: Kind, exit_: str, strategy: Strategy
 ):
     """OTP's whole product, in the loop and in processes (where one can be killed)."""
-    if place == "loop" and exit_ == "killed":
-        pytest.skip("only a process can be killed")
 
     async def main(system: ActorSystem) -> None:
         log = await system.spawn(Worker)
@@ -173,7 +173,7 @@ def test_a_family_that_restarts_too_often_fails_its_parent(warm: Warm):
         parent = await system.spawn(Fragile, name="parent")
         refs = await parent.ask(Start("permanent", "loop", log))
         await end(refs[1], "crash")
-        assert await refs[1].ask(Add(1, 1)) is None
+        assert await refs[1].ask(Add(1, 1)) == 0
         await end(refs[1], "crash")
         await until(lambda: stats_of(system, "parent").restarts == 1)
         await until(lambda: stats_of(system, "parent").state == "RUNNING")
@@ -361,7 +361,7 @@ def test_a_start_that_takes_too_long_is_given_up(warm: Warm):
 
     async def main(system: ActorSystem) -> None:
         once = Restart(deaths_before_ready=1)
-        with pytest.raises(ActorserveError, match="timed out: still in its first hook after 0.1"):
+        with pytest.raises(ActorserveError, match="timed out: still in its first hook"):
             await system.spawn(Sleeper, where=Loop(restart=once, start_timeout_s=0.1))
 
     warm(main)
