@@ -100,10 +100,10 @@ def status_text(body: bytes) -> str:
             rows.append((model.name, model.state, "-", "", "", "", "", "", reason))
     arena = stats.exchange.arena
     head = "ready" if stats.is_ready else "not ready"
-    return (
-        f"{head}; shared memory {arena.used_bytes >> 20} of {arena.segment_bytes >> 20} MiB in use"
-        f"\n\n{aligned(rows)}"
-    )
+    memory = "none needed yet"
+    if arena.segment_bytes:
+        memory = f"{arena.used_bytes >> 20} of {arena.segment_bytes >> 20} MiB in use"
+    return f"{head}; shared memory: {memory}\n\n{aligned(rows)}"
 
 
 def findings_text(findings: list[Finding]) -> str:

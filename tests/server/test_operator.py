@@ -75,7 +75,7 @@ def test_status_shows_stubs_and_counts(start_server, tmp_path: Path):
     server.infer("async_double", {"INPUT": ("INT64", [1], [21])})
     done = run("status", "--url", server.address)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ready; shared memory")
+    assert done.stdout.startswith("ready; shared memory: none needed yet")
     row = next(line for line in done.stdout.splitlines() if line.startswith("async_double_0"))
     assert row.split()[2] == "RUNNING"
     document = json.loads(run("status", "--json", "--url", server.address).stdout)

@@ -158,8 +158,7 @@ def test_a_dynamic_batch_is_made_of_what_waits(make):
 
 def test_a_batch_waits_for_company_and_not_for_ever(make, turn):
     """max_queue_delay: a lone request is sent when it has passed."""
-    delay = BatchPolicy(max_batch_size=4, is_dynamic=True, max_queue_delay_us=100_000)
-    world = make(delay)
+    world = make(BatchPolicy(max_batch_size=4, is_dynamic=True, max_queue_delay_us=100_000))
     made = world.submit()
     assert world.instances[0].begun == []
     turn(20, until=lambda: world.instances[0].begun)
@@ -168,8 +167,7 @@ def test_a_batch_waits_for_company_and_not_for_ever(make, turn):
 
 def test_a_full_batch_does_not_wait(make):
     """The fourth row completes it."""
-    delay = BatchPolicy(max_batch_size=4, is_dynamic=True, max_queue_delay_us=60_000_000)
-    world = make(delay)
+    world = make(BatchPolicy(max_batch_size=4, is_dynamic=True, max_queue_delay_us=60_000_000))
     made = [world.submit() for _ in range(4)]
     assert world.instances[0].begun == [[each.key for each in made]]
 
@@ -339,7 +337,7 @@ def test_untouched_requests_go_first_and_in_order(make):
 def test_suspects_are_tried_alone(make):
     """A request whose stub died shares no batch: its neighbours are not killed twice."""
     world = make(BatchPolicy(max_batch_size=8, is_dynamic=True))
-    (instance,) = world.instances
+    instance = world.instances[0]
     world.set_state(instance, State.BACKOFF, 0.1)
     made = [world.submit() for _ in range(4)]
     for each in made[:2]:
