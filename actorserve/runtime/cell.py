@@ -28,7 +28,8 @@ from actorserve.runtime.host import Host, HostStats
 from actorserve.runtime.mailbox import Mailbox
 from actorserve.runtime.ref import ActorRef, Door
 from actorserve.runtime.spec import ActorSpec
-from actorserve.runtime.stats import ActorStats
+from actorserve.runtime.stats import ActorStats, actor_stats
+from actorserve.runtime.timers import Timers
 from actorserve.state import lifecycle as life
 from actorserve.state.supervision import ChildMachine
 
@@ -69,7 +70,7 @@ class Cell:
         self._siblings = siblings
         self._make_host = make_host
         self._host: Host | None = None
-        self._timers: dict[life.Timer, asyncio.TimerHandle] = {}
+        self._timers = Timers(core.loop, self._on_timer)
         self._start_answer: Answer[ActorRef] | None = None
         self._stop_answers: list[Answer[None]] = []
         self._end: life.Exited | None = None  # unasked, and the machine does not know it yet
@@ -217,12 +218,9 @@ class Cell:
             self._host = self._make_host(self, action.incarnation)
             self._host.start()
         elif isinstance(action, life.ArmTimer):
-            self._cancel(action.kind)
-            self._timers[action.kind] = self._core.loop.call_later(
-                action.delay_s, self._on_timer, action.kind, action.incarnation
-            )
+            self._timers.arm(action)
         elif isinstance(action, life.CancelTimer):
-            self._cancel(action.kind)
+            self._timers.cancel(action.kind)
         elif isinstance(action, life.ReportState):
             self._entered(action.state, action.reason)
         elif host is None:
@@ -236,13 +234,7 @@ class Cell:
         elif isinstance(action, life.SignalKill):
             host.kill("killed: it did not end in time")
 
-    def _cancel(self, kind: life.Timer) -> None:
-        timer = self._timers.pop(kind, None)
-        if timer is not None:
-            timer.cancel()
-
     def _on_timer(self, kind: life.Timer, incarnation: int) -> None:
-        self._timers.pop(kind, None)
         is_traced = self._host is not None and self._host.is_traced()
         self._feed(life.TimerFired(incarnation, monotonic_s(), kind, is_traced))
 
@@ -346,7 +338,7 @@ class Cell:
         host = self._host
         if host is None or incarnation != self.machine.incarnation:
             return
-        self._earlier = _sum(self._earlier, host.stats())
+        self._earlier = self._earlier.plus(host.stats())
         self._host = None
         self.last_end = reason
         self._end = life.Exited(incarnation, monotonic_s(), reason, is_normal)
@@ -400,27 +392,16 @@ class Cell:
         """Return where it and its children stand. From any thread."""
         host = self._host
         now = host.stats() if host is not None else HostStats()
-        counts = _sum(self._earlier, now)
-        machine = self.machine.stats()
-        return ActorStats(
-            name=self.name,
-            actor=self.spec.short_name,
-            where=type(self.spec.where).__name__.lower(),
-            state=machine.state.value,
-            reason=machine.reason,
-            pid=now.pid,
-            restarts=machine.restarts,
-            deaths=machine.deaths,
-            handled=counts.handled,
-            failed=counts.failed,
-            mailbox=self.mailbox.stats(),
-            children=tuple(cell.stats() for cell in list(self.family.cells.values())),
+        children = [cell.stats() for cell in list(self.family.cells.values())]
+        where = type(self.spec.where).__name__.lower()
+        return actor_stats(
+            (self.name, self.spec.short_name, where),
+            self.machine.stats(),
+            self._earlier.plus(now),
+            self.mailbox.stats(),
+            children,
         )
 
 
 def _is_past(deadline_s: float | None) -> bool:
     return deadline_s is not None and monotonic_s() >= deadline_s
-
-
-def _sum(one: HostStats, other: HostStats) -> HostStats:
-    return HostStats(one.handled + other.handled, one.failed + other.failed)

@@ -25,6 +25,10 @@ class HostStats(msgspec.Struct, frozen=True):
     failed: int = 0
     pid: int = 0
 
+    def plus(self, later: HostStats) -> HostStats:
+        """Return the counts of both, with the process of the later one."""
+        return HostStats(self.handled + later.handled, self.failed + later.failed, later.pid)
+
 
 class Host(Protocol):
     """One life of an actor; all methods belong to the system's loop but `wake`."""

@@ -19,7 +19,6 @@ import numpy as np
 from actorserve.errors import (
     ActorserveError,
     InternalError,
-    ProtocolError,
     ResourceExhausted,
     TooLarge,
 )
@@ -96,13 +95,11 @@ class Outbox:
             self._end.send_with_handles(encode(message), (), on_control=on_control)
 
     def close(self) -> None:
-        """Drop what waits: the process is gone."""
+        """Drop what waits in silence: the process is gone, and its host settles the calls."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
-        line, self._line = self._line, deque()
-        for letter in line:
-            letter.on_error(ProtocolError("the process has ended"))
+        self._line.clear()
 
     def stats(self) -> OutboxStats:
         """Return the counts."""
@@ -112,7 +109,6 @@ class Outbox:
 
     def _queue(self, letter: _Letter) -> None:
         if self._is_closed:
-            letter.on_error(ProtocolError("the process has ended"))
             return
         self._line.append(letter)
         if self._task is None:
@@ -132,8 +128,6 @@ class Outbox:
         try:
             self._transmit(letter, lambda array: self._place(array, slabs), slabs)
         except _Slow:
-            for slab in slabs:
-                slab.release()
             return False
         return True
 
@@ -141,10 +135,9 @@ class Outbox:
         self, letter: _Letter, place: Callable[[Array], Handle], slabs: list[ArenaSlab]
     ) -> None:
         """Encode and send, then give up our own holds: the receiver has its loans."""
-        if self._is_closed:
-            letter.on_error(ProtocolError("the process has ended"))
-            return
         try:
+            if self._is_closed:
+                return
             parcel = _NOTHING if letter.packed is None else parcel_of(letter.packed, place)
             data = encode(letter.build(parcel))
             limit = _CONTROL_FRAME_BYTES if letter.on_control else self._end.max_frame_bytes
@@ -153,8 +146,9 @@ class Outbox:
             self._end.send_with_handles(data, parcel.handles(), on_control=letter.on_control)
         except ActorserveError as error:
             letter.on_error(error)
-        for slab in slabs:
-            slab.release()
+        finally:
+            for slab in slabs:
+                slab.release()
 
     def _place(self, array: Array, slabs: list[ArenaSlab]) -> Handle:
         exchange = self._processes.exchange
@@ -184,7 +178,8 @@ class Outbox:
                 letter.on_error(error)
             else:
                 self._transmit(letter, partial(_next, handles), slabs)
-            self._line.popleft()
+            if self._line:
+                self._line.popleft()
 
     async def _place_all(self, letter: _Letter, slabs: list[ArenaSlab]) -> list[Handle]:
         """Place all arrays of a message, in the order in which `parcel_of` will ask for them."""

@@ -120,9 +120,12 @@ class PeerCall(Call):
             self.caller.send_word(self, Failed(self.number, failure_of(error)))
 
     def leave(self) -> None:
-        """Hear that the caller has died, or waits no more."""
+        """Hear that the caller has died, or waits no more; a tell that was taken stays."""
+        try:
+            self._token.pop()
+        except IndexError:
+            return
         self._is_gone = True
-        self._token.clear()
         self.given_up()
 
     def _end(self) -> bool:

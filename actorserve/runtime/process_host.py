@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,27 +25,23 @@ from actorserve.errors import (
     ProtocolError,
 )
 from actorserve.process.exit import Exit
-from actorserve.process.spawn import SpawnSpec
 from actorserve.process.watch import Child
-from actorserve.runtime.call import TELL, Call
+from actorserve.runtime.call import Call
 from actorserve.runtime.engine import died
 from actorserve.runtime.failure import error_of, failure_of
 from actorserve.runtime.guest import Guest
 from actorserve.runtime.host import HostStats
 from actorserve.runtime.host_end import HostChannel
-from actorserve.runtime.import_path import import_path
+from actorserve.runtime.in_flight import InFlight
 from actorserve.runtime.naming import main_path
 from actorserve.runtime.outbox import Outbox
 from actorserve.runtime.payload import Array, Packed, packed_of
-from actorserve.runtime.placement import Process
-from actorserve.runtime.processes import CHILD_MODULE
-from actorserve.runtime.stream import WINDOW as STREAM_WINDOW
+from actorserve.runtime.processes import child_spec, print_line
 from actorserve.runtime.watch import Watch
 from actorserve.state.lifecycle import Phase
 from actorserve.wire.actors import (
     Answered,
     Begin,
-    Deliver,
     Done,
     DropWaiting,
     EndActor,
@@ -96,15 +90,12 @@ class ProcessHost:
         self._outbox: Outbox | None = None
         self._guest: Guest | None = None
         self._watch = Watch(cell.spec.where.budgets())
-        self._number = 0
-        self._sent: deque[tuple[int, Call]] = deque()  # not known to be done with
-        self._open: dict[int, Call] = {}  # asks and streams without an end
-        self._numbers: dict[Call, int] = {}  # of the same
+        self._in_flight: InFlight | None = None
         self._is_ready = False
         self._is_due = False
         self._end_reason = ""  # beats what the exit status says
         self._leaving: Leaving | None = None
-        self._handled = 0
+        self._handled = 0  # when it is over
         self._failed = 0
 
     # --- beginning -------------------------------------------------------------------------------
@@ -126,7 +117,8 @@ class ProcessHost:
                 self,
                 decode=decode_from_actor,
             )
-            child = await processes.spawner.spawn(self._spec(), self.on_exit, self.on_output)
+            spec = child_spec(self._cell.name, self._cell.spec.where)
+            child = await processes.spawner.spawn(spec, self.on_exit, print_line)
         except Exception as error:
             # Whatever it was: each Spawn has to be answered, or the machine waits for ever.
             if not isinstance(error, ActorserveError):
@@ -139,6 +131,7 @@ class ProcessHost:
             return
         self._child, self._end = child, end
         self._outbox = Outbox(end, processes)
+        self._in_flight = InFlight(self._outbox, self)
         self._guest = Guest(self._nursery, self._cell, self._outbox)
         processes.add(self)
         try:
@@ -147,18 +140,6 @@ class ProcessHost:
         except (ActorserveError, OSError):
             pass  # it died already: its exit is on the way and says why
         self._cell.spawned(self._incarnation)
-
-    def _spec(self) -> SpawnSpec:
-        where = self._cell.spec.where
-        assert isinstance(where, Process)
-        return SpawnSpec(
-            f"{CHILD_MODULE}:main",
-            self._cell.name,
-            where.python,
-            dict(where.env),
-            where.cwd,
-            import_path(where.python),
-        )
 
     def _begin(self, outbox: Outbox) -> None:
         cell = self._cell
@@ -195,58 +176,28 @@ class ProcessHost:
     def _dispatch(self) -> None:
         """Send messages from the mailbox, as far as the window goes."""
         self._is_due = False
-        sent, mailbox = self._sent, self._cell.mailbox
-        if not self._is_ready or self._outbox is None:
+        in_flight, mailbox = self._in_flight, self._cell.mailbox
+        if not self._is_ready or in_flight is None:
             return
-        while len(sent) < WINDOW and (call := mailbox.take(len(sent))) is not None:
-            self._deliver(self._outbox, call)
-        mailbox.set_ahead(max(0, len(sent) - 1))
-
-    def _deliver(self, outbox: Outbox, call: Call) -> None:
-        try:
-            packed = call.packed()
-        except ActorserveError as error:
-            call.fail(error)
-            return
-        self._number = number = self._number + 1
-        call.runner = self
-        self._sent.append((number, call))
-        if call.kind != TELL:
-            self._open[number] = call
-            self._numbers[call] = number
-        deadline_ns = 0
-        if call.deadline_s is not None and call.kind != TELL:
-            deadline_ns = int(call.deadline_s * 1e9)
-
-        def build(parcel: Parcel) -> Deliver:
-            return Deliver(number, call.kind, parcel, deadline_ns, STREAM_WINDOW)
-
-        def failed(error: ActorserveError) -> None:
-            self._close(number)
-            self._sent = deque(entry for entry in self._sent if entry[0] != number)
-            call.fail(error)
-
-        outbox.send(packed, build, failed)
+        while len(in_flight) < WINDOW and (call := mailbox.take(len(in_flight))) is not None:
+            in_flight.send(call)
+        mailbox.set_ahead(max(0, len(in_flight) - 1))
 
     def grant(self, call: Call, count: int) -> None:
         """See Runner."""
         self._core.post(self._grant, call, count)
 
     def _grant(self, call: Call, count: int) -> None:
-        number = self._numbers.get(call)
-        if number is not None and self._outbox is not None:
-            self._outbox.send_plain(Grant(number, count))
+        if self._in_flight is not None:
+            self._in_flight.grant(call, count)
 
     def revoke(self, call: Call) -> None:
         """See Runner."""
         self._core.post(self._revoke, call)
 
     def _revoke(self, call: Call) -> None:
-        """Forget the call: the process says no more of it, or it is dropped here."""
-        number = self._numbers.get(call)
-        if number is not None and self._outbox is not None:
-            self._close(number)
-            self._outbox.send_plain(Revoke(number))
+        if self._in_flight is not None:
+            self._in_flight.revoke(call)
             self._tell_if_idle()
 
     # --- Listener --------------------------------------------------------------------------------
@@ -261,7 +212,8 @@ class ProcessHost:
             if isinstance(message, (Answered, ItemSent, Done, Failed)):
                 self._on_outcome(message)
             elif isinstance(message, Progress):
-                self._came_to(message.number)
+                if self._in_flight is not None:
+                    self._in_flight.came_to(message.number)
             elif isinstance(message, (PassOn, Revoke, Grant, SpawnActor, StopActor)):
                 if self._guest is not None:
                     self._guest.take(message, self._packed)
@@ -272,25 +224,28 @@ class ProcessHost:
             self._tell_if_idle()
 
     def _on_outcome(self, message: Answered | ItemSent | Done | Failed) -> None:
-        self._came_to(message.number)
+        in_flight, number = self._in_flight, message.number
+        if in_flight is None:
+            raise ProtocolError("it answered before it was asked")
+        in_flight.came_to(number)
         if isinstance(message, ItemSent):
             packed = self._packed(message.parcel)  # also when nobody waits: to give it back
-            call = self._open.get(message.number)
+            call = in_flight.get(number)
             if call is not None:
                 call.item_packed(packed)
-            return
-        call = self._close(message.number)
-        self._handled += call is not None
-        if isinstance(message, Answered):
+        elif isinstance(message, Answered):
             packed = self._packed(message.parcel)
+            call = in_flight.close(number)
             if call is not None:
                 call.reply_packed(packed)
-        elif isinstance(message, Failed):
-            self._failed += 1
+        else:
+            call = in_flight.close(number)
+            self._failed += isinstance(message, Failed)
             if call is not None:
-                call.fail(error_of(message.failure))
-        elif call is not None:
-            call.end()
+                if isinstance(message, Failed):
+                    call.fail(error_of(message.failure))
+                else:
+                    call.end()
 
     def _on_report(self, message: FromActor) -> None:
         if isinstance(message, LogRecord):
@@ -335,27 +290,11 @@ class ProcessHost:
             raise ProtocolError("a handle came before the channel was open")
         return np.frombuffer(self._processes.exchange.receive(self._end, handle), np.uint8)
 
-    # --- progress --------------------------------------------------------------------------------
-
-    def _came_to(self, number: int) -> None:
-        """Note that the process has come to this message: those before it are done with."""
-        sent = self._sent
-        while sent and sent[0][0] <= number:
-            _, call = sent.popleft()
-            if call.kind == TELL:
-                self._handled += 1
-
-    def _close(self, number: int) -> Call | None:
-        call = self._open.pop(number, None)
-        if call is not None:
-            self._numbers.pop(call, None)
-        return call
-
     # --- the end ---------------------------------------------------------------------------------
 
     def drop_waiting(self, error: ActorserveError) -> None:
         """See Host."""
-        if self._outbox is not None and len(self._sent) > 0:
+        if self._outbox is not None and not self.is_idle():
             self._outbox.send_plain(DropWaiting(failure_of(error)))
 
     def finish(self) -> None:
@@ -392,7 +331,7 @@ class ProcessHost:
             self._lose(end.page.last_begun(), reason)
             outbox.close()
             end.close()
-        self._child = self._end = self._outbox = None
+        self._child = self._end = self._outbox = self._in_flight = None
         if self._guest is not None:
             self._guest.leave()
         self._cell.exited(self._incarnation, reason, is_normal=is_normal)
@@ -407,22 +346,15 @@ class ProcessHost:
 
     def _lose(self, begun: int, reason: str) -> None:
         """Fail what the dead process had begun, and put the rest back."""
-        untouched = [call for number, call in self._sent if number > begun]
-        self._sent.clear()
-        self._cell.mailbox.put_back(untouched)
-        self._cell.mailbox.set_ahead(0)
-        lost = [call for number, call in self._open.items() if number <= begun]
-        self._open.clear()
-        self._numbers.clear()
+        if self._in_flight is None:
+            return
+        self._handled = self._in_flight.handled
+        lost, untouched = self._in_flight.lose(begun)
+        mailbox = self._cell.mailbox
+        mailbox.put_back(untouched)
+        mailbox.set_ahead(0)
         for call in lost:
             call.fail(died(self._cell.name, reason))
-
-    def on_output(self, stream: str, line: str) -> None:
-        """Pass on what the actor printed, as if it had done so here."""
-        try:
-            print(line, file=sys.stderr if stream == "stderr" else sys.stdout)
-        except (OSError, ValueError):
-            pass  # nobody listens
 
     # --- looks from outside ----------------------------------------------------------------------
 
@@ -443,9 +375,10 @@ class ProcessHost:
 
     def is_idle(self) -> bool:
         """See Host."""
-        return not self._sent and not self._open
+        return self._in_flight is None or self._in_flight.is_empty()
 
     def stats(self) -> HostStats:
         """See Host."""
-        child = self._child
-        return HostStats(self._handled, self._failed, child.pid if child is not None else 0)
+        child, in_flight = self._child, self._in_flight
+        handled = self._handled if in_flight is None else in_flight.handled
+        return HostStats(handled, self._failed, child.pid if child is not None else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -16,8 +17,10 @@ import msgspec
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorStopped
 from actorserve.ids import Serial
-from actorserve.process.spawn import Spawner, SpawnerStats
+from actorserve.process.spawn import Spawner, SpawnerStats, SpawnSpec
 from actorserve.runtime.exchange import Exchange, ExchangeStats
+from actorserve.runtime.import_path import import_path
+from actorserve.runtime.placement import Placement, Process
 from actorserve.shm import janitor
 
 CHILD_MODULE = "actorserve.runtime.process_main"
@@ -104,6 +107,27 @@ class Processes:
     def stats(self) -> ProcessesStats:
         """Return the counts."""
         return ProcessesStats(self.spawner.stats(), self.exchange.stats())
+
+
+def child_spec(name: str, where: Placement) -> SpawnSpec:
+    """Return how the process of an actor is started."""
+    assert isinstance(where, Process)
+    return SpawnSpec(
+        f"{CHILD_MODULE}:main",
+        name,
+        where.python,
+        dict(where.env),
+        where.cwd,
+        import_path(where.python),
+    )
+
+
+def print_line(stream: str, line: str) -> None:
+    """Pass on what an actor printed in its process, as if it had done so here."""
+    try:
+        print(line, file=sys.stderr if stream == "stderr" else sys.stdout)
+    except (OSError, ValueError):
+        pass  # nobody listens
 
 
 def _log_process(level: int, text: str) -> None:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from actorserve.runtime.host import HostStats
 from actorserve.runtime.mailbox import MailboxStats
 from actorserve.runtime.processes import ProcessesStats
+from actorserve.state.lifecycle import ChildStats
 
 
 class ActorStats(msgspec.Struct, frozen=True):
@@ -28,6 +32,28 @@ class ActorStats(msgspec.Struct, frozen=True):
     failed: int
     mailbox: MailboxStats
     children: tuple[ActorStats, ...] = ()
+
+
+def actor_stats(
+    names: tuple[str, str, str],
+    machine: ChildStats,
+    counts: HostStats,
+    mailbox: MailboxStats,
+    children: Sequence[ActorStats],
+) -> ActorStats:
+    """Put together what the parts of an actor say; `names` are its own, its class's, its place."""
+    return ActorStats(
+        *names,
+        state=machine.state.value,
+        reason=machine.reason,
+        pid=counts.pid,
+        restarts=machine.restarts,
+        deaths=machine.deaths,
+        handled=counts.handled,
+        failed=counts.failed,
+        mailbox=mailbox,
+        children=tuple(children),
+    )
 
 
 class SystemStats(msgspec.Struct, frozen=True):

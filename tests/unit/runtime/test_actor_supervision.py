@@ -229,7 +229,7 @@ def test_the_top_may_have_a_strategy_and_a_limit_too(
             restart = Restart(first_s=0.0)
             one = await system.spawn(Worker, where=Loop(restart=restart))
             two = await system.spawn(Worker, where=Thread(restart=restart))
-            await two.tell(Append("lost"))
+            await two.ask(Append("lost"))
             await end(one, "crash")
             await until_asked(two, lambda texts: texts == ["started"])
             assert system.failure == ""
