@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, ForwardRef, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ForwardRef, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
 R_co = TypeVar("R_co", covariant=True)
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
 
+    def dataclass_transform(**_options: Any) -> Any:
+        """Say nothing: only type checkers want to know that subclasses are frozen too."""
+        return lambda kind: kind
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, Generic[R_co], frozen=True, array_like=True, tag=True):
     """Base of what actors are sent: `class Add(Message[int]): a: int; b: int`.
 

@@ -57,20 +57,21 @@ def actor_stats(
 
 
 class SystemStats(msgspec.Struct, frozen=True):
-    """The tree of actors. `failure` says why the system has given up, "" if it has not."""
+    """The tree of actors. `failure` says why the system has given up, "" if it has not.
+
+    As a text it is the tree, a line for each actor.
+    """
 
     name: str
     failure: str
     actors: tuple[ActorStats, ...]
     processes: ProcessesStats | None
 
-
-def tree(stats: SystemStats) -> str:
-    """Return the tree as lines for people."""
-    lines = [f"{stats.name}{f' (failed: {stats.failure})' if stats.failure else ''}"]
-    for actor in stats.actors:
-        lines += _lines(actor, 1)
-    return "\n".join(lines)
+    def __str__(self) -> str:
+        lines = [f"{self.name}{f' (failed: {self.failure})' if self.failure else ''}"]
+        for actor in self.actors:
+            lines += _lines(actor, 1)
+        return "\n".join(lines)
 
 
 def _lines(actor: ActorStats, depth: int) -> list[str]:

@@ -363,6 +363,33 @@ class Breaker(Actor):
         return message.a
 
 
+def test_what_a_process_sent_before_its_death_arrives(warm: Warm):
+    """A tell that the system had taken is delivered, although its sender is gone at once."""
+
+    async def main(system: ActorSystem) -> None:
+        log = await system.spawn(Worker)
+        ref = await system.spawn(LastWords, log, where=Process(restart=AT_ONCE))
+        for number in range(10):
+            with pytest.raises(ActorDied):
+                await ref.ask(Add(number, 0), timeout_s=30)
+        texts = await log.ask(Read())
+        assert texts == ["started", *[str(number) for number in range(10)]]
+
+    warm(main)
+
+
+class LastWords(Actor):
+    """Tells somebody a number, and dies."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+
+    def receive(self, message: Add) -> int:
+        self.log.tell(Append(str(message.a)))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+
 def mailbox_of(system: ActorSystem, name: str) -> int:
     """Return how many messages wait for an actor."""
     stats = next(actor for actor in system.stats().actors if actor.name == name)
