@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values to bytes and back: whatever comes, it is a value of the right type, or an error of ours."""
+"""Payloads: what of a message travels inside its frame, and what through shared memory."""
 
 from __future__ import annotations
 
@@ -76,12 +76,14 @@ _placed: dict[int, npt.NDArray[np.uint8]] = {}
 
 
 def place(array: npt.NDArray[Any]) -> Handle:
+    """Keep an array as an arena would."""
     number = len(_placed) + 1
     _placed[number] = np.frombuffer(array.tobytes(), np.uint8)
     return Handle(1, number, 0, 0, array.nbytes)
 
 
 def view(handle: Handle) -> npt.NDArray[Any]:
+    """Return a kept array's bytes."""
     return _placed[handle.block]
 
 
