@@ -98,6 +98,7 @@ def _imported(file: Path) -> Iterator[Any]:
     try:
         yield importing.load_model_class(str(file))
     finally:
+        importing.set_model_dir(None)
         sys.path[:] = paths
         for name in set(sys.modules) - modules:
             origin = getattr(sys.modules[name], "__file__", None) or ""
