@@ -93,6 +93,8 @@ def _module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise BootError(f"there is no module {error.name!r} in this process") from None
+    except ValueError as error:
+        raise BootError(f"{name!r} is no name of a module: {error}") from None
 
 
 # --- the script ----------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from actorserve.errors import ActorserveError, ActorStopped
+from actorserve.errors import ActorserveError, ActorStopped, BootError
 from actorserve.runtime.actor import DEFAULT_MAILBOX, Actor, ActorContext, Spawning
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.cell import Cell
@@ -19,6 +20,8 @@ from actorserve.runtime.placement import Placement, Process, Thread
 from actorserve.runtime.ref import ActorRef
 from actorserve.runtime.spec import ActorSpec, load, spec_of
 from actorserve.state.lifecycle import State
+
+_log = logging.getLogger("actorserve")
 
 
 class Nursery:
@@ -52,6 +55,10 @@ class Nursery:
             cell = self._cell(parent, spec)
         except ActorserveError as error:
             answer.fail(error)
+            return
+        except Exception as error:  # its module, when it is imported here
+            _log.exception("loading %s failed", spec.class_name)
+            answer.fail(BootError(f"loading {spec.class_name}: {error!r}"))
             return
         cell.start(answer)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A piece of shared memory that has no name and travels by descriptor.
 
-    create() ──► name ─ fallocate ─ unlink ──► Segment(fd) ── SCM_RIGHTS ──► attach(fd)
+    create() ──► name ─ unlink ─ fallocate ──► Segment(fd) ── SCM_RIGHTS ──► attach(fd)
 
 What always holds: the pages are reserved before anyone writes (a full /dev/shm is an error here
 and not a SIGBUS later), the name is gone before `create` returns, and no resource tracker ever
@@ -112,7 +112,7 @@ class _NamedMemory(SharedMemory):
 
 
 def _open_named(nbytes: int) -> int:
-    """Create, reserve and unlink a segment in /dev/shm; return its descriptor."""
+    """Create, unlink and reserve a segment in /dev/shm; return its descriptor."""
     memory = _NamedMemory(NAME_PREFIX + secrets.token_hex(12), nbytes)
     try:
         fd = memory.duplicate()
@@ -123,6 +123,9 @@ def _open_named(nbytes: int) -> int:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 pass
+            # Before the pages are reserved, which takes milliseconds: whoever is killed in there
+            # would leave the name behind.
+            memory.unlink()
             os.posix_fallocate(fd, 0, nbytes)
         except BaseException:
             os.close(fd)

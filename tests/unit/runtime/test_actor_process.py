@@ -223,6 +223,34 @@ def test_arrays_come_back_as_views_and_their_memory_is_given_back(warm: Warm, nb
     warm(main)
 
 
+def test_a_kill_while_large_arrays_are_copied_leaves_nothing_behind(run_plain: Run):
+    """Copies that are under way in a thread, and those that wait behind them."""
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            await use(system)
+
+    async def use(system: ActorSystem) -> None:
+        ref = await system.spawn(Worker, where=Process(restart=AT_ONCE))
+        large = np.ones(1 << 20)
+        for _ in range(5):
+            pid, _thread = await ref.ask(Where())
+            asks = [ref.ask(Scale(2.0, large), timeout_s=40) for _ in range(4)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            os.kill(pid, signal.SIGKILL)
+            for ask in asks:
+                try:
+                    assert (await ask).sum() == 2 << 20
+                except ActorDied:
+                    pass
+        del ask, asks
+        gc.collect()
+        await until(lambda: held_blocks(system) == 0)
+
+    run_plain(main)
+
+
 def held_blocks(system: ActorSystem) -> int:
     """Return how many blocks of shared memory somebody holds, in the system's eyes."""
     processes = system.stats().processes
