@@ -11,10 +11,9 @@ the family first (family.py), which may have to stop others before the actor is 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,6 +25,7 @@ from actorserve.runtime.errand import Errand
 from actorserve.runtime.family import Family
 from actorserve.runtime.host import Host, HostStats
 from actorserve.runtime.mailbox import Mailbox
+from actorserve.runtime.news import News, is_past
 from actorserve.runtime.ref import ActorRef, Door
 from actorserve.runtime.spec import ActorSpec
 from actorserve.runtime.stats import ActorStats, actor_stats
@@ -79,7 +79,7 @@ class Cell:
         self._is_hurried = False
         self._is_halted = False
         self._is_removed = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._news = News(core.loop)
         self._earlier = HostStats()  # the counts of earlier lives
 
     # --- orders ----------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Cell:
         if not is_drained:
             self._is_hurried = True
             self._drop_waiting()
-            self._tell()
+            self._news.tell()
         if not self._is_stopping:
             self._is_stopping = True
             deadline_s = None if timeout_s is None else monotonic_s() + timeout_s
@@ -126,10 +126,10 @@ class Cell:
         if self.machine.state in _GONE:
             self._remove_if_gone()
             return
-        self._feed(life.Stop(monotonic_s(), _is_past(deadline_s)))
+        self._feed(life.Stop(monotonic_s(), is_past(deadline_s)))
         self.accept_end()
         if not self._is_removed and deadline_s is not None:
-            await self._news(deadline_s, self._is_up)
+            await self._news.wait_while(self._is_up, deadline_s)
             self._feed(life.Stop(monotonic_s(), True))
 
     def _is_up(self) -> bool:
@@ -137,7 +137,7 @@ class Cell:
 
     async def drained(self, deadline_s: float | None) -> bool:
         """Wait until it has nothing to do; False where the deadline, or a hurry, came first."""
-        await self._news(deadline_s, lambda: not (self._is_hurried or self.is_idle()))
+        await self._news.wait_while(lambda: not (self._is_hurried or self.is_idle()), deadline_s)
         return self.is_idle()
 
     def is_idle(self) -> bool:
@@ -157,13 +157,13 @@ class Cell:
         await self.family.stop()
         self._feed(life.Stop(monotonic_s()))
         self.accept_end()
-        await self._until(_GONE)
+        await self._news.wait_while(lambda: self.machine.state not in _GONE)
 
     async def start_again(self) -> State:
         """Start after `halt`; return how that went."""
         self._is_halted = False
         self._feed(life.Start(monotonic_s()))
-        return await self._until(_UP_OR_GONE)
+        return await self._up_or_gone()
 
     def end_halted(self) -> None:
         """End for good after `halt`: a temporary actor is not started again."""
@@ -189,7 +189,11 @@ class Cell:
     async def come_back(self) -> State:
         """Accept the end, and wait for what comes of it."""
         self.accept_end()
-        return await self._until(_UP_OR_GONE)
+        return await self._up_or_gone()
+
+    async def _up_or_gone(self) -> State:
+        await self._news.wait_while(lambda: self.machine.state not in _UP_OR_GONE)
+        return self.machine.state
 
     def escalate(self, reason: str) -> None:
         """Give it up: its family has restarted too often."""
@@ -210,13 +214,12 @@ class Cell:
     def _feed(self, event: life.Event) -> None:
         for action in self.machine.handle(event):
             self._act(action)
-        self._tell()
+        self._news.tell()
 
     def _act(self, action: life.Action) -> None:
         host = self._host
         if isinstance(action, life.Spawn):
-            self._host = self._make_host(self, action.incarnation)
-            self._host.start()
+            self._begin_life(action.incarnation)
         elif isinstance(action, life.ArmTimer):
             self._timers.arm(action)
         elif isinstance(action, life.CancelTimer):
@@ -233,6 +236,14 @@ class Cell:
             host.resume()
         elif isinstance(action, life.SignalKill):
             host.kill("killed: it did not end in time")
+
+    def _begin_life(self, incarnation: int) -> None:
+        try:
+            self._host = self._make_host(self, incarnation)
+            self._host.start()
+        except Exception as error:  # no descriptors, no threads: each Spawn has to be answered
+            _log.exception("starting actor %r failed", self.name)
+            self._core.post(self.spawn_failed, incarnation, str(error))
 
     def _on_timer(self, kind: life.Timer, incarnation: int) -> None:
         is_traced = self._host is not None and self._host.is_traced()
@@ -301,7 +312,7 @@ class Cell:
         answers, self._stop_answers = self._stop_answers, []
         for answer in answers:
             answer.settle(None)
-        self._tell()
+        self._news.tell()
 
     # --- what the host reports -------------------------------------------------------------------
 
@@ -310,9 +321,10 @@ class Cell:
         self._feed(life.Spawned(incarnation, monotonic_s()))
 
     def spawn_failed(self, incarnation: int, reason: str) -> None:
-        """See HostOwner."""
+        """See HostOwner: whoever spawns is told at once; later it is tried again."""
         if incarnation == self.machine.incarnation:
             self._host = None
+            self.start_failed(incarnation, reason)
             self._feed(life.SpawnFailed(incarnation, monotonic_s(), reason))
 
     def phase_began(self, incarnation: int, phase: life.Phase, label: str) -> None:
@@ -359,34 +371,14 @@ class Cell:
 
     def idle(self) -> None:
         """See HostOwner."""
-        if self._waiters:
-            self._core.post(self._tell)
+        if self._news.is_awaited():
+            self._core.post(self._news.tell)
 
     def _wake(self) -> None:
         """Let the host look into the mailbox. From any thread."""
         host = self._host
         if host is not None:
             host.wake()
-
-    # --- waiting for it --------------------------------------------------------------------------
-
-    def _tell(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _news(self, deadline_s: float | None, is_wanted: Callable[[], bool]) -> None:
-        """Wait as long as more is wanted, and until the deadline."""
-        while is_wanted() and not _is_past(deadline_s):
-            waiter: asyncio.Future[None] = self._core.loop.create_future()
-            self._waiters.append(waiter)
-            left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
-            await asyncio.wait([waiter], timeout=left_s)
-
-    async def _until(self, states: Container[State]) -> State:
-        await self._news(None, lambda: self.machine.state not in states)
-        return self.machine.state
 
     def stats(self) -> ActorStats:
         """Return where it and its children stand. From any thread."""
@@ -401,7 +393,3 @@ class Cell:
             self.mailbox.stats(),
             children,
         )
-
-
-def _is_past(deadline_s: float | None) -> bool:
-    return deadline_s is not None and monotonic_s() >= deadline_s

@@ -95,10 +95,11 @@ class Outbox:
             self._end.send_with_handles(encode(message), (), on_control=on_control)
 
     def close(self) -> None:
-        """Drop what waits in silence: the process is gone, and its host settles the calls."""
+        """Drop what waits in silence: the process is gone, and its host settles the calls.
+
+        A copy that is under way ends first: its memory may not be given to others before.
+        """
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
         self._line.clear()
 
     def stats(self) -> OutboxStats:

@@ -35,7 +35,6 @@ INLINE_TOTAL_BYTES = 16 << 10
 _ARRAY, _REF = 1, 2
 _INDEX = struct.Struct("<I")
 _ID = struct.Struct("<Q")
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
 class Packed:
@@ -128,7 +127,9 @@ def unpack(packed: Packed, expected: Any, door: Door) -> Any:
     hooks.door = door
     try:
         return _decoder(expected)(packed.body)
-    except _UNREADABLE as error:
+    except ActorserveError:
+        raise
+    except Exception as error:  # the types may have code of their own
         raise ProtocolError(str(error)) from None
     finally:
         hooks.arrays = []
@@ -178,7 +179,8 @@ def _as_it_is(_expected: Any, value: Any) -> Any:
     return value
 
 
-def _decode_extension(code: int, data: memoryview) -> Any:
+def _decode_extension(code: int, view: memoryview) -> Any:
+    data = bytes(view)  # slices of the view go beyond its end before msgspec 0.20
     try:
         if code == _ARRAY:
             return _hooks.arrays[_INDEX.unpack(data)[0]]

@@ -53,7 +53,7 @@ class Processes:
         self.arenas = Serial()
         self.exchange = Exchange(self.arenas.next())
         self.executor = ThreadPoolExecutor(2, "actorserve-memory")
-        self.spawner = Spawner(preload=(CHILD_MODULE,), log=_log_process)
+        self.spawner = _spawner()
         self._starting: asyncio.Task[None] | None = None
         self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +70,12 @@ class Processes:
     async def _start(self) -> None:
         for name in janitor.sweep():
             _log.info("removed /dev/shm/%s, which a dead process had left", name)
-        await self.spawner.start()
+        try:
+            await self.spawner.start()
+        except BaseException:
+            self.spawner = _spawner()  # for another try: this one has stopped
+            self._starting = None
+            raise
         self._timer = self.loop.call_later(WATCH_INTERVAL_S, self._watch)
 
     def add(self, process: Watched) -> None:
@@ -107,6 +112,10 @@ class Processes:
     def stats(self) -> ProcessesStats:
         """Return the counts."""
         return ProcessesStats(self.spawner.stats(), self.exchange.stats())
+
+
+def _spawner() -> Spawner:
+    return Spawner(preload=(CHILD_MODULE,), log=_log_process)
 
 
 def child_spec(name: str, where: Placement) -> SpawnSpec:

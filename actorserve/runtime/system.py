@@ -212,8 +212,10 @@ class ActorSystem:
         """Wait until no actor has anything to do: each may give another something."""
         while not all(cell.is_idle() for cell in core.cells.values()):
             for cell in list(core.cells.values()):
-                if not await cell.drained(deadline_s):
-                    return
+                await cell.drained(deadline_s)
+            if monotonic_s() >= deadline_s:
+                return
+            await asyncio.sleep(0)
 
     def children_failed(self, reason: str) -> None:
         """See FamilyOwner: there is nobody above, so the system has failed and is empty."""
@@ -228,7 +230,10 @@ class ActorSystem:
         return self._core.failure if self._core is not None else ""
 
     def stats(self) -> SystemStats:
-        """Return the tree of actors with their states and counts. From any thread."""
+        """Return the tree of actors with their states and counts. From any thread.
+
+        What is said of `processes` is for the loop's own thread, None elsewhere.
+        """
         core, top = self._core, self._top
         if core is None or top is None:
             return SystemStats(self.name, "", (), None)

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from actorserve import (
     Process,
     Restart,
 )
-from actorserve.errors import TooLarge
+from actorserve.errors import TooLarge, Unavailable
+from actorserve.process.spawn import Spawner
+from actorserve.runtime import outbox
 from actorserve.state.lifecycle import Budgets
 from tests.unit.runtime.patience import until
 from tests.unit.runtime.sample_actors import (
@@ -223,30 +226,31 @@ def test_arrays_come_back_as_views_and_their_memory_is_given_back(warm: Warm, nb
     warm(main)
 
 
-def test_a_kill_while_large_arrays_are_copied_leaves_nothing_behind(run_plain: Run):
-    """Copies that are under way in a thread, and those that wait behind them."""
+def test_a_kill_while_large_arrays_are_copied_leaves_nothing_behind(
+    run_plain: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """The copy that is under way ends first, then its memory is free; asks go to the next life."""
+    copy, gate = outbox._copy, threading.Event()
+
+    def slow_copy(*arguments: Any) -> None:
+        gate.wait(20)
+        copy(*arguments)
 
     async def main() -> None:
         async with ActorSystem() as system:
-            await use(system)
-
-    async def use(system: ActorSystem) -> None:
-        ref = await system.spawn(Worker, where=Process(restart=AT_ONCE))
-        large = np.ones(1 << 20)
-        for _ in range(5):
+            ref = await system.spawn(Worker, where=Process(restart=AT_ONCE))
             pid, _thread = await ref.ask(Where())
-            asks = [ref.ask(Scale(2.0, large), timeout_s=40) for _ in range(4)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            monkeypatch.setattr(outbox, "_copy", slow_copy)
+            asks = [ref.ask(Scale(2.0, np.ones(1 << 20)), timeout_s=40) for _ in range(4)]
+            await until(lambda: held_blocks(system) > 0)
             os.kill(pid, signal.SIGKILL)
+            await until(lambda: system.stats().actors[0].restarts == 1)
+            gate.set()
             for ask in asks:
-                try:
-                    assert (await ask).sum() == 2 << 20
-                except ActorDied:
-                    pass
-        del ask, asks
-        gc.collect()
-        await until(lambda: held_blocks(system) == 0)
+                assert (await ask).sum() == 2 << 20
+            del ask, asks
+            gc.collect()
+            await until(lambda: held_blocks(system) == 0)
 
     run_plain(main)
 
@@ -397,11 +401,11 @@ def test_what_a_process_sent_before_its_death_arrives(warm: Warm):
     async def main(system: ActorSystem) -> None:
         log = await system.spawn(Worker)
         ref = await system.spawn(LastWords, log, where=Process(restart=AT_ONCE))
-        for number in range(10):
+        for number in range(4):
             with pytest.raises(ActorDied):
                 await ref.ask(Add(number, 0), timeout_s=30)
         texts = await log.ask(Read())
-        assert texts == ["started", *[str(number) for number in range(10)]]
+        assert texts == ["started", *[str(number) for number in range(4)]]
 
     warm(main)
 
@@ -532,6 +536,31 @@ def test_another_interpreter_runs_the_same_actor(run_plain: Run):
             assert await ref.ask(Read(), timeout_s=30) == ["blue", "/", sys.executable]
             with pytest.raises(ActorDead, match="/no/such/python"):
                 await system.spawn(Environment, where=Process(python="/no/such/python"))
+            with pytest.raises(ActorDead, match="working directory '/no/such/folder'"):
+                await system.spawn(Environment, where=Process(cwd="/no/such/folder"))
+
+    run_plain(main)
+
+
+def test_without_a_process_the_spawn_fails_and_the_next_may_work(
+    run_plain: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """No zygote, no room: whoever spawns is told, and can try again."""
+    spawn, start = Spawner.spawn, Spawner.start
+
+    async def fail(*_arguments: Any) -> None:
+        raise Unavailable("no processes today")
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            for name in ("start", "spawn"):
+                monkeypatch.setattr(Spawner, name, fail)
+                with pytest.raises(ActorDead, match="did not start: no processes today"):
+                    await system.spawn(Worker, where=Process())
+                monkeypatch.setattr(Spawner, "start", start)
+                monkeypatch.setattr(Spawner, "spawn", spawn)
+                ref = await system.spawn(Worker, where=Process())
+                assert await ref.ask(Add(1, 2)) == 3
 
     run_plain(main)
 
@@ -566,8 +595,6 @@ class Threads(Actor):
         return self.work(message)
 
     def work(self, message: Add) -> int:
-        import threading
-
         found: list[int] = []
         threads = [
             threading.Thread(target=lambda: found.append(self.other.ask(message).result()))

@@ -315,7 +315,8 @@ def test_a_system_stops_its_actors_in_reverse_order(run: Callable[[Callable[[], 
             for child in self.children:
                 await self.context.spawn(Last, name=child)
 
-        def stopping(self) -> None:
+        async def stopping(self) -> None:
+            await asyncio.sleep(0)
             order.append(self.context.name)
 
         def receive(self, message: Any) -> Any:

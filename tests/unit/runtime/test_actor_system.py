@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -37,6 +38,7 @@ from tests.unit.runtime.sample_actors import (
     Add,
     Append,
     AsyncWorker,
+    Block,
     Count,
     Forward,
     Read,
@@ -339,6 +341,23 @@ def test_a_hung_thread_is_given_up_at_the_end(run_plain: Run):
 
     run_plain(main)
     gate.set()
+
+
+@place
+def test_an_async_actor_that_hangs_is_cancelled(run_plain: Run, where: Placement, tmp_path: Path):
+    """stop(timeout_s): what it awaits is cancelled, wherever it lives; its ask fails."""
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            ref = await system.spawn(AsyncWorker, where=where)
+            blocked = ref.ask(Block(str(tmp_path / "never")))
+            await until((tmp_path / "never.begun").exists)
+            await ref.stop(timeout_s=0.1)
+            with pytest.raises(ActorDead, match="killed: it did not end in time"):
+                await blocked
+            assert system.stats().actors == ()
+
+    run_plain(main)
 
 
 def test_the_public_names_are_there():
