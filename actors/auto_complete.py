@@ -12,8 +12,7 @@ from collections import deque
 
 from actorserve.actors.node import Node
 from actorserve.errors import ActorserveError, BootError
-from actorserve.process.exit import Exit
-from actorserve.process.spawn import SpawnSpec
+from actorserve.runtime.child import Exit, SpawnSpec
 from actorserve.runtime.host_end import HostEnd
 from actorserve.wire.messages import (
     Attached,

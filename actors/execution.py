@@ -18,7 +18,7 @@ import msgspec
 from actorserve.actors.forked import end_if_forked
 from actorserve.clock import monotonic_ns
 from actorserve.errors import ActorserveError, Code
-from actorserve.process.fault import fault_point
+from actorserve.fault import fault_point
 from actorserve.runtime.peer_end import PeerEnd
 from actorserve.triton.error import TritonModelException
 from actorserve.triton.failure import format_exception, plain_text

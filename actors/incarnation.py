@@ -27,9 +27,7 @@ from actorserve.errors import (
     InternalError,
     Unavailable,
 )
-from actorserve.process.exit import Exit
-from actorserve.process.spawn import SpawnSpec
-from actorserve.process.watch import Child
+from actorserve.runtime.child import Child, Exit, SpawnSpec
 from actorserve.runtime.host_end import HostEnd
 from actorserve.state import lifecycle as life
 from actorserve.state.health import Evidence, HangJudge, Level

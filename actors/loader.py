@@ -21,7 +21,7 @@ from actorserve.actors.model_version import VersionPlan
 from actorserve.actors.node import Node
 from actorserve.actors.repository import ModelSource
 from actorserve.errors import BootError, ConfigError
-from actorserve.process.spawn import SpawnSpec
+from actorserve.runtime.child import SpawnSpec
 from actorserve.state.backlog import QueuePolicy
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import Budgets

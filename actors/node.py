@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from actorserve.actors.crash import CrashStore
 from actorserve.config import PythonBackendConfig, Settings
 from actorserve.ids import Ids, Serial
-from actorserve.process.spawn import Spawner
+from actorserve.runtime.child import Spawner
 from actorserve.runtime.exchange import Exchange
 
 

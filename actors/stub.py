@@ -25,8 +25,8 @@ from typing import Any
 from actorserve.actors.execution import Execution
 from actorserve.actors.forked import end_if_forked
 from actorserve.errors import ActorserveError, ProtocolError
-from actorserve.process.boot import BootSocket, PeerGone
-from actorserve.process.fault import fault_point
+from actorserve.fault import fault_point
+from actorserve.runtime.child import BootSocket, PeerGone
 from actorserve.runtime.peer_end import PeerEnd
 from actorserve.state.lifecycle import Phase
 from actorserve.triton import importing

@@ -35,10 +35,9 @@ from actorserve.errors import (
     NotFound,
     Unavailable,
 )
-from actorserve.process.spawn import Spawner
+from actorserve.forking import sever_after_fork
+from actorserve.runtime.child import Spawner
 from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
-from actorserve.shm import janitor
-from actorserve.shm.view import sever_after_fork
 from actorserve.triton.inference import (
     InferRequest,
     InferResponse,
@@ -145,8 +144,6 @@ class Supervisor(Embedding):
         backend, warnings = parse_backend_config(self.settings.backend_config)
         for warning in warnings:
             _log.warning("%s", warning)
-        for name in janitor.sweep():
-            _log.info("removed /dev/shm/%s, which a dead server had left", name)
         spawner = Spawner(preload=(STUB_MODULE,), log=_log_process)
         try:
             await spawner.start()

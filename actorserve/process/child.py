@@ -45,7 +45,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from actorserve.process import fault, guard
+from actorserve import fault
+from actorserve.process import guard
 
 if TYPE_CHECKING:
     from actorserve.process.boot import BootSocket

@@ -30,6 +30,7 @@ from actorserve.process.link import ZygoteLink
 from actorserve.process.order import Order, SpawnSpec, spawn_request
 from actorserve.process.packet import Packet, close_all
 from actorserve.process.watch import Child
+from actorserve.shm import janitor
 from actorserve.wire.boot import (
     ChildExited,
     ChildSpawned,
@@ -90,11 +91,15 @@ class Spawner:
     async def start(self) -> None:
         """Start the zygote and return when it is up; the loop is never blocked.
 
+        First it removes what killed processes left in /dev/shm: see shm/janitor.py.
+
         Raises Unavailable or ResourceExhausted when none comes up in two tries, and stops then.
         """
         self._check_usable()
         if self._keeper is None:
             self._loop = asyncio.get_running_loop()
+            for name in janitor.sweep():
+                self._log(0, f"removed /dev/shm/{name}, which a dead process had left")
             self._keeper = ZygoteKeeper(
                 self._loop,
                 preload=self._preload,

@@ -34,8 +34,9 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from actorserve.process import boot, child, fault, guard, pidfd
-from actorserve.process.fault import fault_point
+from actorserve import fault
+from actorserve.fault import fault_point
+from actorserve.process import boot, child, guard, pidfd
 from actorserve.process.packet import Packet, PeerGone, close_all, receive_packet, send_packet
 from actorserve.wire.boot import (
     ChildExited,

@@ -24,6 +24,7 @@ from actorserve.errors import (
     ProtocolError,
     ResourceExhausted,
 )
+from actorserve.forking import sever_after_fork
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
 from actorserve.process.packet import close_all
@@ -32,7 +33,6 @@ from actorserve.runtime.exchange import Exchange, Key
 from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Producer
 from actorserve.shm.segment import Segment
-from actorserve.shm.view import sever_after_fork
 from actorserve.wire.codec import decode_to_supervisor, encode
 from actorserve.wire.messages import (
     PROTOCOL,

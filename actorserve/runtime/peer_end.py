@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from actorserve.clock import monotonic_ns, monotonic_s, remaining_s
 from actorserve.errors import DeadlineExceeded, ProtocolError, ResourceExhausted
+from actorserve.forking import sever_after_fork
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.process.lock import HealthLock
 from actorserve.runtime.channel import BELLS, HELLO_FDS, LANES, ChannelStats, Parts
@@ -31,7 +32,7 @@ from actorserve.shm.doorbell import Doorbell, wait_for
 from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Lane, Producer
 from actorserve.shm.segment import Segment
-from actorserve.shm.view import Views, sever_after_fork
+from actorserve.shm.view import Views
 from actorserve.wire.codec import decode_to_stub, encode
 from actorserve.wire.messages import (
     PROTOCOL,

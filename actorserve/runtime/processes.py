@@ -21,7 +21,6 @@ from actorserve.process.spawn import Spawner, SpawnerStats, SpawnSpec
 from actorserve.runtime.exchange import Exchange, ExchangeStats
 from actorserve.runtime.import_path import import_path
 from actorserve.runtime.placement import Placement, Process
-from actorserve.shm import janitor
 
 CHILD_MODULE = "actorserve.runtime.process_main"
 WATCH_INTERVAL_S = 1.0
@@ -68,8 +67,6 @@ class Processes:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        for name in janitor.sweep():
-            _log.info("removed /dev/shm/%s, which a dead process had left", name)
         try:
             await self.spawner.start()
         except BaseException:

@@ -20,9 +20,9 @@ from collections.abc import Callable
 import msgspec
 
 from actorserve.errors import InternalError, ProtocolError
+from actorserve.forking import sever_after_fork
 from actorserve.shm.segment import PAGE_BYTES, Segment
 from actorserve.shm.space import ALIGN_BYTES, Space
-from actorserve.shm.view import sever_after_fork
 from actorserve.wire.messages import Handle
 
 _SMALL_BYTES = 4 * ALIGN_BYTES

@@ -14,17 +14,17 @@ finalizer that runs in the middle could wait for in vain; the worst that a race 
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from actorserve.errors import InternalError, ProtocolError
+from actorserve.forking import sever_after_fork
 from actorserve.shm.segment import Segment
 from actorserve.shm.space import ALIGN_BYTES
 from actorserve.wire.messages import Handle
@@ -33,33 +33,9 @@ Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
 
-class Severable(Protocol):
-    """What must let go of its parent's things in a forked child."""
-
-    def sever(self) -> None:
-        """Forget everything without giving anything back."""
-
-
 _UNALIGNED = ALIGN_BYTES - 1
 _CLOSED = memoryview(b"")
 _BYTE: DType = np.dtype(np.uint8)
-
-_severables: weakref.WeakSet[Severable] = weakref.WeakSet()
-
-
-def sever_after_fork(thing: Severable) -> None:
-    """Have `thing.sever()` called in every child that this process forks from now on."""
-    _severables.add(thing)
-
-
-def _sever_all() -> None:
-    for thing in list(_severables):
-        thing.sever()
-    _severables.clear()
-
-
-# Once per process tree: children inherit the hook, and what they build themselves comes after it.
-os.register_at_fork(after_in_child=_sever_all)
 
 
 class ViewsStats(msgspec.Struct, frozen=True):

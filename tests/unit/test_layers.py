@@ -22,9 +22,11 @@ LAYERS = (
     ("shm",),
     ("state",),
     ("wire",),
-    ("errors", "config", "clock", "ids", "template"),
+    ("errors", "config", "clock", "ids", "fault", "forking", "template"),
 )
 RANK = {room: len(LAYERS) - height for height, rooms in enumerate(LAYERS) for room in rooms}
+BELOW_THE_SERVER = {"wire", "state", "runtime", "triton", *LAYERS[-1]}
+"""What the model server stands on: the public names of these, and never what is below them."""
 FORBIDDEN_IN_STATE = {"os", "time", "socket", "multiprocessing", "asyncio", "threading", "select"}
 
 
@@ -60,6 +62,8 @@ def violations(path: str, source: str) -> list[str]:
         room = _room(module)
         if room is not None and room != own and RANK[room] >= RANK[own]:
             found.append(f"{path} imports {module}")
+        if own == "actors" and room not in (None, "actors", *BELOW_THE_SERVER):
+            found.append(f"{path} imports {module}, which runtime/ keeps to itself")
         if own == "state" and module.split(".")[0] in FORBIDDEN_IN_STATE:
             found.append(f"{path} imports {module}, but machines are pure")
         if module.split(".")[0] in ("pickle", "marshal", "shelve", "dill", "cloudpickle"):
@@ -96,6 +100,8 @@ def test_rooms_import_only_what_lies_below():
         ("state/health.py", "import time"),
         ("frontend/serve.py", "from actorserve.cli import main"),
         ("wire/codec.py", "import pickle"),
+        ("actors/instance.py", "from actorserve.shm.arena import Arena"),
+        ("actors/instance.py", "def f():\n    from actorserve.process import spawn"),
     ],
 )
 def test_a_wrong_import_is_found(path: str, source: str):

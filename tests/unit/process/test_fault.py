@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from actorserve.process import fault
-from actorserve.process.fault import fault_point
+from actorserve import fault
+from actorserve.fault import fault_point
 
 
 @pytest.fixture(autouse=True)

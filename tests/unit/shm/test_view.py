@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from actorserve.errors import InternalError, ProtocolError
+from actorserve.forking import sever_after_fork
 from actorserve.shm.arena import Arena, Block
 from actorserve.shm.segment import Segment
-from actorserve.shm.view import Views, sever_after_fork
+from actorserve.shm.view import Views
 from actorserve.wire.messages import Handle
 
 KIB = 1 << 10

@@ -7,7 +7,7 @@ kill (SIGKILL), stop (SIGSTOP), segv (SIGSEGV), exit0 (ends at once with code 0)
 ever). The variable is read once, when the process starts. A point that is off costs one test of
 a global.
 
-Points of this room: zygote.imported, zygote.forked (before it reports the child), zygote.reported
+Points: zygote.imported, zygote.forked (before it reports the child), zygote.reported
 (after), spawn.forked (before the child waits for its supervisor), spawn.entering (before its entry
 function). A zygote reads the host's variable, a child that of its spawn.
 """
