@@ -14,10 +14,10 @@ import sys
 import traceback
 from typing import NoReturn
 
-from actorserve.runtime.peer_end import PeerEnd
+from actorserve.runtime.stub_end import StubEnd
 
 
-def end_if_forked(end: PeerEnd, error: BaseException | None = None) -> None:
+def end_if_forked(end: StubEnd, error: BaseException | None = None) -> None:
     """End this process if it is a fork of the stub; `error` is what user code raised."""
     if end.is_severed:
         _end(error)

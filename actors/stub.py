@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stub: one process that runs one instance of a model.
 
-    boot socket ─► PeerEnd ─► receive ─► Initialize   import the model, initialize(args)
+    boot socket ─► StubEnd ─► receive ─► Initialize   import the model, initialize(args)
                                          AutoComplete auto_complete_config, then end
-                                         Execute      run_batch ─► Executed
+                                         Execute      Execution ─► Executed
                                          Finalize     finalize(), then end
 
-The main thread runs the user's code and nothing else runs it (an asynchronous `execute` runs on
-the loop of a thread of its own while the main thread waits). A control thread beats and answers
-pings. User code is called in one place per hook, and only there is BaseException caught.
+The main thread runs the user's code: an asynchronous `execute` in its event loop (stub_loop.py).
+A control thread beats, answers pings, and hands on what other threads wait for. User code is
+called in one place per hook, and only there is BaseException caught.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from actorserve.actors.bodies import Bodies
+from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
 from actorserve.actors.forked import end_if_forked
+from actorserve.actors.replies import thread_errors
+from actorserve.actors.stub_loop import StubLoop
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.fault import fault_point
 from actorserve.runtime.child import BootSocket, PeerGone
-from actorserve.runtime.peer_end import PeerEnd
+from actorserve.runtime.stub_end import StubEnd
 from actorserve.state.lifecycle import Phase
 from actorserve.triton import importing
+from actorserve.triton.calling import set_caller
 from actorserve.triton.failure import format_exception, plain_text
 from actorserve.triton.logger import set_sink
 from actorserve.triton.model_config_builder import ModelConfig
@@ -37,13 +42,17 @@ from actorserve.wire.messages import (
     AutoComplete,
     AutoCompleted,
     BootFailed,
+    CallMoved,
+    CallResponded,
     Execute,
     Finalize,
     Finalized,
+    Granted,
     Initialize,
     Initialized,
     LogRecord,
     PhaseEntered,
+    ToStub,
 )
 
 _OWN = (__name__, importing.__name__)
@@ -53,10 +62,11 @@ _NUMBER = {phase: number for number, phase in enumerate(Phase)}
 def main(boot: BootSocket) -> None:
     """Serve one instance until the supervisor says so or is gone. The child's entry function."""
     try:
-        end = PeerEnd(boot)
+        end = StubEnd(boot)
     except PeerGone:
         os._exit(0)
     stub = Stub(end)
+    _note_thread_errors()
     threading.Thread(target=_control, args=(end,), name="actorserve-control", daemon=True).start()
     try:
         stub.run()
@@ -65,7 +75,19 @@ def main(boot: BootSocket) -> None:
         os._exit(0)
 
 
-def _control(end: PeerEnd) -> None:
+def _note_thread_errors() -> None:
+    """Remember what ends a thread of the model's, for the requests that it leaves unanswered."""
+    shown = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            thread_errors.text = format_exception(args.exc_value)
+        shown(args)
+
+    threading.excepthook = note
+
+
+def _control(end: StubEnd) -> None:
     """Run the control thread; the supervisor's death ends the process whatever main does."""
     try:
         end.serve_control()
@@ -79,10 +101,15 @@ def _control(end: PeerEnd) -> None:
 class Stub:
     """The main thread's life: one message after the other."""
 
-    def __init__(self, end: PeerEnd) -> None:
+    def __init__(self, end: StubEnd) -> None:
         self._end = end
         self._model: Any = None
         self._execution: Execution | None = None
+        self._calls: Calls | None = None
+        self._loop: StubLoop | None = None
+        end.take_work = self._take_work
+        end.take_control = self._take_control
+        end.reap = self._reap
 
     def run(self) -> None:
         """Answer messages until Finalize, or until loading failed."""
@@ -98,6 +125,10 @@ class Stub:
             elif isinstance(message, Initialize):
                 if not self._initialize(message):
                     return
+                if self._loop is not None:
+                    self._loop.run()
+                    self._finalize()
+                    return
             elif isinstance(message, AutoComplete):
                 self._auto_complete(message)
                 return
@@ -105,6 +136,30 @@ class Stub:
                 self._finalize()
                 return
             message = None  # type: ignore[assignment]  # nothing may outlive its batch here
+
+    # --- what does not wait for the main thread --------------------------------------------------
+
+    def _take_work(self, message: ToStub) -> bool:
+        if isinstance(message, CallResponded) and self._calls is not None:
+            self._calls.take(message.responses)
+            return True
+        return False
+
+    def _take_control(self, message: ToStub) -> None:
+        if isinstance(message, Granted):
+            if self._execution is not None:
+                self._execution.replies.granted(message.requests)
+        elif self._calls is not None:
+            if isinstance(message, CallResponded):
+                self._calls.take(message.responses)
+            elif isinstance(message, CallMoved):
+                self._calls.moved()
+
+    def _reap(self) -> None:
+        if self._calls is not None:
+            self._calls.reap()
+        if self._execution is not None:
+            self._execution.replies.reap()
 
     # --- loading ---------------------------------------------------------------------------------
 
@@ -123,7 +178,13 @@ class Stub:
             fault_point("stub.initialize")
             if self._guard(lambda: initialize(message.args), message.model_path) is None:
                 return False
-        self._execution = Execution(end, self._model, message)
+        bodies = Bodies(end, shared_inputs=message.shared_inputs)
+        self._calls = Calls(end, bodies)
+        self._execution = Execution(end, self._model, message, bodies)
+        if self._execution.is_async:
+            limit = message.concurrent_executes
+            self._loop = StubLoop(end, self._execution, self._calls, limit)
+        set_caller(self._calls)
         end.page.enter_phase(_NUMBER[Phase.IDLE])
         end.send(
             Initialized(self._execution.is_async, callable(getattr(self._model, "is_ready", None)))
@@ -181,9 +242,10 @@ class Stub:
         end = self._end
         end.page.enter_phase(_NUMBER[Phase.FINALIZING])
         error = None
+        set_caller(None)
         finalize = getattr(self._model, "finalize", None)
-        if self._execution is not None:
-            self._execution.close()
+        if self._loop is not None and finalize is not None:
+            self._loop.hand_over()
         if finalize is not None:
             try:
                 fault_point("stub.finalize")
@@ -192,7 +254,8 @@ class Stub:
             except BaseException as problem:
                 end_if_forked(end, problem)
                 error = format_exception(problem, "")
-        self._execution = None
+        if self._loop is not None:
+            self._loop.close()
         self._model = None
         end.send(Finalized(error))
 

@@ -8,7 +8,7 @@
 
 Each call imports the model anew, initializes it, executes the requests as one batch and finalizes
 it. Requests are checked against config.pbtxt as the server does; nothing travels, so inputs and
-outputs are the arrays themselves.
+outputs are the arrays themselves. Calls to other models need a server, and are refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,14 @@ from actorserve.triton.model_info import input_rules
 from actorserve.triton.request import InferenceRequest
 from actorserve.triton.request_validation import Checked, RequestRules
 from actorserve.triton.response import InferenceResponse
+from actorserve.triton.response_sender import InferenceResponseSender, check_sending
 from actorserve.triton.tensor import Tensor
 from actorserve.triton.version_policy import select_versions
 from actorserve.wire.tensors import BY_NUMBER
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+STREAM_TIMEOUT_S = 60.0
 
 
 def run_model(
@@ -63,6 +67,26 @@ def run_batch(
     ConfigError for its configuration, InvalidArgument for a request that does not fit, and the
     error of a response.
     """
+    streams = _run(path, requests, parameters)
+    for stream in streams:
+        if len(stream) != 1:
+            raise InternalError(f"a request got {len(stream)} responses: use stream_model")
+    return [stream[0] for stream in streams]
+
+
+def stream_model(
+    path: str | Path, inputs: Mapping[str, npt.ArrayLike], *, parameters: str = "{}"
+) -> list[Arrays]:
+    """Run one request of a model that sends its responses; returns all of them.
+
+    As `run_batch`. Waits until the model has sent its last response, up to STREAM_TIMEOUT_S.
+    """
+    return _run(path, [inputs], parameters)[0]
+
+
+def _run(
+    path: str | Path, requests: Sequence[Mapping[str, npt.ArrayLike]], parameters: str
+) -> list[list[Arrays]]:
     folder = Path(path).absolute()
     source = Repository([folder.parent]).read(ModelEntry(folder.name, folder))
     versions = select_versions(source.config, source.versions)
@@ -70,7 +94,11 @@ def run_batch(
         raise InvalidArgument(f"'{folder}' has no version to run")
     file = folder / str(versions[-1]) / (source.config.default_model_filename or MODEL_FILE)
     rules = _rules(source.config)
-    received = [_received(rules, source.config, each, parameters) for each in requests]
+    replies = [_CollectedReply(source.config.is_decoupled) for _ in requests]
+    received = [
+        _received(rules, source.config, each, parameters, reply)
+        for each, reply in zip(requests, replies)
+    ]
     with _imported(file) as model_class:
         model = model_class()
         if hasattr(model, "initialize"):
@@ -79,7 +107,8 @@ def run_batch(
             answers = model.execute(received)
             if inspect.isawaitable(answers):
                 answers = asyncio.run(_awaited(answers))
-            return _outputs(answers, len(received), source.config)
+            _collect(answers, replies, source.config)
+            return [reply.outputs(source.config) for reply in replies]
         finally:
             if hasattr(model, "finalize"):
                 model.finalize()
@@ -124,8 +153,67 @@ def _args(config: ModelConfig, folder: Path, version: int) -> dict[str, str]:
     }
 
 
+class _CollectedReply:
+    """Keeps what a model sends; see triton.response_sender.Reply."""
+
+    def __init__(self, decoupled: bool) -> None:
+        self._decoupled = decoupled
+        self._responses: list[InferenceResponse] = []
+        self._is_closed = False
+        self._sender: InferenceResponseSender | None = None
+        self._end = threading.Event()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the model has asked for the sender."""
+        return self._sender is not None
+
+    def sender(self) -> InferenceResponseSender:
+        """Return the request's sender."""
+        if self._sender is None:
+            self._sender = InferenceResponseSender._of(self)
+        return self._sender
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """Keep a response, by the rules."""
+        check_sending(
+            response,
+            flags,
+            decoupled=self._decoupled,
+            sent=len(self._responses),
+            is_closed=self._is_closed,
+        )
+        if response is not None:
+            self._responses.append(response)
+        self._is_closed = bool(flags)
+        if flags or not self._decoupled:
+            self._end.set()
+
+    def is_cancelled(self) -> bool:
+        """Tell that nobody gives up in a test."""
+        return False
+
+    def outputs(self, config: ModelConfig) -> list[Arrays]:
+        """Return the outputs of each response, waiting for the last. Raises a response's error."""
+        if not self._end.wait(STREAM_TIMEOUT_S):
+            raise InternalError("the model's sender never sent its final response")
+        wanted = {output.name for output in config.output}
+        found = []
+        for response in self._responses:
+            error = response.error()
+            if error is not None:
+                raise error_for(int(error.code()), error.message())
+            tensors = response.output_tensors()
+            found.append({t.name(): _array(t) for t in tensors if t.name() in wanted})
+        return found
+
+
 def _received(
-    rules: RequestRules, config: ModelConfig, inputs: Mapping[str, npt.ArrayLike], parameters: str
+    rules: RequestRules,
+    config: ModelConfig,
+    inputs: Mapping[str, npt.ArrayLike],
+    parameters: str,
+    reply: _CollectedReply,
 ) -> InferenceRequest:
     """Make what `execute` gets, checked as the server checks it."""
     tensors = []
@@ -146,24 +234,26 @@ def _received(
         parameters,
         0,
         0,
-        lambda: False,
+        reply,
     )
 
 
-def _outputs(answers: Any, count: int, config: ModelConfig) -> list[Arrays]:
-    """Turn what `execute` returned into arrays; raises what the server would answer."""
-    if not isinstance(answers, list) or len(answers) != count:
-        raise InternalError(f"execute returned {answers!r} for {count} requests: expected a list")
-    wanted = {output.name for output in config.output}
-    found = []
-    for answer in answers:
-        if not isinstance(answer, InferenceResponse):
+def _collect(answers: Any, replies: Sequence[_CollectedReply], config: ModelConfig) -> None:
+    """Take what `execute` returned; raises what the server would answer."""
+    if answers is None:
+        answers = [None] * len(replies)
+    elif config.is_decoupled:
+        raise InternalError("the execute function of a decoupled model must return None")
+    if not isinstance(answers, list) or len(answers) != len(replies):
+        raise InternalError(f"execute returned {answers!r} for {len(replies)} requests")
+    for answer, reply in zip(answers, replies):
+        if answer is None:
+            if not reply.is_taken:
+                raise InternalError("execute returned None and no response sender was taken")
+        elif isinstance(answer, InferenceResponse):
+            reply.send(answer, 0)
+        else:
             raise InternalError(f"execute returned {type(answer)}: expected an InferenceResponse")
-        error = answer.error()
-        if error is not None:
-            raise error_for(int(error.code()), error.message())
-        found.append({t.name(): _array(t) for t in answer.output_tensors() if t.name() in wanted})
-    return found
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:

@@ -3,8 +3,8 @@
 
         supervisor (HostEnd)                                      stub (PeerEnd)
           work    ring  ── Initialize, Execute, Finalize ──►        main thread      main bell
-          control ring  ── Ping ──────────────────────────►         control thread   control bell
-          up      ring  ◄── Executed, LogRecord, … ─────────        any thread       host bell
+          control ring  ── Ping, CallResponded, … ────────►         control thread   control bell
+          up      ring  ◄── Executed, Infer, LogRecord, … ──        any thread       host bell
           room bell: rung when the up ring has room again, or blocks came back to the stub
           page: beats and phase from the stub, cancel words from the supervisor
 
@@ -21,7 +21,7 @@ from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Lane
 
 WORK_RING_BYTES = 1 << 20
-CONTROL_RING_BYTES = 1 << 16
+CONTROL_RING_BYTES = 1 << 20
 UP_RING_BYTES = 1 << 20
 CONTROL_RELEASE_SLOTS = 8
 

@@ -4,7 +4,8 @@
 Reading: the stub rings the host bell once per nap; one callback then takes everything that was
 published. The release ring's head is read before the messages and only those releases are
 applied after them, so that a release never overtakes the message that forwards the block.
-Writing: into the ring, else into a bounded backlog that is flushed when the stub made room.
+Writing: into the ring, else into that lane's bounded backlog, which is flushed when the stub has
+made room. Each lane has its own: the control thread has to be heard when the main one is busy.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class HostChannel(Generic[M]):
         self._bell = bells["host"]
         self._boot: BootSocket | None = None
         self._known: set[Key] = set()
-        self._backlog: deque[tuple[Producer, bytes]] = deque()
+        self._backlogs: dict[Producer, deque[bytes]] = {self._work: deque(), self._control: deque()}
         self._returning: deque[Key] = deque()
         self._pumping = False
         self._unanswered = 0
@@ -164,7 +165,8 @@ class HostChannel(Generic[M]):
             self._boot.close()
             self._boot = None
         self._exchange.remove_peer(self)
-        self._backlog.clear()
+        for backlog in self._backlogs.values():
+            backlog.clear()
         self._parts.close()
         self.lock.close()
 
@@ -188,12 +190,21 @@ class HostChannel(Generic[M]):
         self.send_with_handles(data, handles)
 
     def send_with_handles(
-        self, data: bytes, handles: Sequence[Handle], *, on_control: bool = False
+        self,
+        data: bytes,
+        handles: Sequence[Handle],
+        *,
+        on_control: bool = False,
+        is_bounded: bool = True,
     ) -> None:
-        """Send an encoded message that names these handles; see `send`."""
+        """Send an encoded message that names these handles; see `send`.
+
+        `is_bounded` is for messages that nobody could refuse any more: something else bounds
+        their number.
+        """
         if handles:
             self._exchange.announce(self, handles)
-        self._push(self._control if on_control else self._work, data)
+        self._push(self._control if on_control else self._work, data, is_bounded)
         if handles:
             self._exchange.lend(self, handles)
 
@@ -201,23 +212,24 @@ class HostChannel(Generic[M]):
         """Send on the control lane."""
         self._push(self._control, encode(message))
 
-    def _push(self, producer: Producer, data: bytes) -> None:
+    def _push(self, producer: Producer, data: bytes, is_bounded: bool = True) -> None:
         if self._closed:
             return
         self._sent += 1
-        if not self._backlog:
+        backlog = self._backlogs[producer]
+        if not backlog:
             if producer is not self._work:
                 if producer.try_send(data):
                     return
             elif producer.try_post(data):
                 self._wake_stub()
                 return
-        if len(self._backlog) >= BACKLOG_MESSAGES:
+        if is_bounded and len(backlog) >= BACKLOG_MESSAGES:
             raise ResourceExhausted(
                 f"{BACKLOG_MESSAGES} messages wait for a stub that does not read; try again later"
             )
-        self._backlog.append((producer, data))
-        self._flush_backlog()
+        backlog.append(data)
+        self._flush_backlog(producer, backlog)
 
     def _wake_stub(self) -> None:
         """Ring for work: at once if the stub has none, else once for all of this turn's.
@@ -237,17 +249,14 @@ class HostChannel(Generic[M]):
         if not self._closed:
             self._work.wake()
 
-    def _flush_backlog(self) -> None:
+    def _flush_backlog(self, producer: Producer, backlog: deque[bytes]) -> None:
         """Write what waits; where the ring stays full, ask to be rung when there is room."""
-        backlog = self._backlog
         while backlog:
-            producer, data = backlog[0]
-            if producer.try_send(data):
+            if producer.try_send(backlog[0]):
                 backlog.popleft()
             elif not producer.want_room():
                 return
-        self._work.stop_wanting()
-        self._control.stop_wanting()
+        producer.stop_wanting()
 
     # --- exchange.Peer ---------------------------------------------------------------------------
 
@@ -321,8 +330,9 @@ class HostChannel(Generic[M]):
             return
         self.pump()
         if not self._closed:
-            if self._backlog:
-                self._flush_backlog()
+            for producer, backlog in self._backlogs.items():
+                if backlog:
+                    self._flush_backlog(producer, backlog)
             self._park()
 
     def _park(self) -> None:
@@ -366,7 +376,8 @@ class HostChannel(Generic[M]):
 
     def stats(self) -> ChannelStats:
         """Return the counters of this end."""
-        return ChannelStats(self._sent, self._received, len(self._backlog), len(self._returning))
+        waiting = sum(len(backlog) for backlog in self._backlogs.values())
+        return ChannelStats(self._sent, self._received, waiting, len(self._returning))
 
 
 class HostEnd(HostChannel[ToSupervisor]):

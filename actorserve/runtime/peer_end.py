@@ -92,6 +92,7 @@ class PeerChannel(Generic[M]):
         self._send_lock = threading.Lock()
         self._boot_lock = threading.Lock()
         self._arena_lock = threading.Lock()
+        self._release_lock = threading.Lock()
         self._pending: deque[M] = deque()
         self._releasing: deque[Handle] = deque()
         self._sent = 0
@@ -114,6 +115,11 @@ class PeerChannel(Generic[M]):
     def sever(self) -> None:
         """Cut a forked child of the model off: it owns no end of this channel."""
         self._severed = True
+
+    @property
+    def arena_id(self) -> int:
+        """The number of this process's own arena."""
+        return self._arena.arena_id
 
     @property
     def is_severed(self) -> bool:
@@ -152,12 +158,16 @@ class PeerChannel(Generic[M]):
                 else:
                     self.on_control_message(message)
             self.page.beat(monotonic_ns())
+            self.on_beat()
             if self._control.park():
                 self._sleep(self._control_bell, BEAT_S)
                 self._control.unpark()
 
     def on_control_message(self, message: M) -> None:
         """Take what came on the control lane and is no Ping; nothing, unless a subclass does."""
+
+    def on_beat(self) -> None:
+        """Do what is due on the control thread, several times a second; as above."""
 
     def _sleep(self, bell: Doorbell, timeout_s: float | None) -> bool:
         """Sleep until the bell rings; False after `timeout_s`. Raises PeerGone."""
@@ -211,7 +221,7 @@ class PeerChannel(Generic[M]):
         return self._views.view(handle, _BYTE, (handle.nbytes,), writable=writable)
 
     def give_back(self, handles: Iterable[Handle]) -> None:
-        """Return blocks that came in a message and that nobody looks at. Main thread only."""
+        """Return blocks that came in a message and that nobody looks at, at the next `settle`."""
         self._releasing.extend(handles)
 
     def _receive_segment(self, handle: Handle) -> None:
@@ -265,22 +275,27 @@ class PeerChannel(Generic[M]):
         A body that was handed on is copied if a view of it is still alive: whoever kept that view
         could write into an answer that has been given. Raises ResourceExhausted.
         """
-        if handle.arena == self._arena.arena_id or not self._views.is_leased(handle):
+        if not self._views.is_leased(handle):
             return handle
         view = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
         with self._arena_lock:
             block = self._arena.allocate(handle.nbytes)
             target = np.frombuffer(self._arena.buffer(block, handle.nbytes), np.uint8)
             np.copyto(target, view)
-            return self._arena.handle(block, handle.nbytes)
+            owned = self._arena.handle(block, handle.nbytes)
+        self.unplace([handle])
+        return owned
+
+    def unplace(self, handles: Iterable[Handle]) -> None:
+        """Take `place` back for handles that are not sent after all."""
+        with self._arena_lock:
+            for handle in handles:
+                if handle.arena == self._arena.arena_id:
+                    self._arena.drop_number(handle.block)
 
     def withdraw(self, tensors: Iterable[WireTensor]) -> None:
         """Give up the blocks that were placed for a message which is not sent after all."""
-        with self._arena_lock:
-            for tensor in tensors:
-                handle = tensor.data
-                if isinstance(handle, Handle) and handle.arena == self._arena.arena_id:
-                    self._arena.drop_number(handle.block)
+        self.unplace([tensor.data for tensor in tensors if isinstance(tensor.data, Handle)])
 
     def _on_own_segment(self, arena: int, index: int, segment: Segment) -> None:
         """Announce a new segment before any handle can name it."""
@@ -292,16 +307,25 @@ class PeerChannel(Generic[M]):
             return self._arena.stats().used_bytes
 
     def settle(self) -> None:
-        """Return the blocks whose last view has died, take back our own. Main thread only."""
-        self._releasing.extend(self._views.take_released())
-        if self._releasing:
-            while self._releasing and self._work.try_release(
-                self._releasing[0].arena, self._releasing[0].block
-            ):
-                self._releasing.popleft()
-            self._work.flush_releases()
+        """Return the blocks whose last view has died, take back our own. Any thread.
+
+        Not between `place` and the sending of what was placed, unless a subclass sees to it: a
+        release must not overtake the message that hands the block on.
+        """
+        with self._release_lock:
+            self._releasing.extend(self._releasable(self._views.take_released()))
+            if self._releasing:
+                while self._releasing and self._work.try_release(
+                    self._releasing[0].arena, self._releasing[0].block
+                ):
+                    self._releasing.popleft()
+                self._work.flush_releases()
         with self._arena_lock:
             self._take_back()
+
+    def _releasable(self, released: list[Handle]) -> list[Handle]:
+        """Return those whose release may be sent now."""
+        return released
 
     def _take_back(self) -> None:
         """Free the own blocks that came back; the arena's lock is held."""

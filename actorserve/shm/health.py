@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health page: words that a stub and its supervisor read without asking each other.
 
-    stub ───────► beats, phase, batch in execution
-    supervisor ─► incarnation, cancel words
+    stub ───────► beats, phase, batch in execution, who waits for credit
+    supervisor ─► incarnation, cancel words, credit
 
 Every word has one writer, so there is no lock. The numbers are evidence, never a verdict: a stub
 in C code that holds the interpreter shows no beats and is not hung.
@@ -15,7 +15,11 @@ in C code that holds the interpreter shows no beats and is not hung.
     0x200   batch, time of its start,  the stub's main thread
             the last batch begun
     0x400   cancel words               supervisor
-    then    two words a slot, kept free for stream credits (one writer each)
+    then    two words a slot: how many responses may be sent in all (supervisor), and the
+            request whose sender waits for more (stub)
+
+A slot belongs to one request at a time. The two words of its credit are a handshake like that of
+parking (fence.py): each side stores its own and then loads the other's.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from __future__ import annotations
 import msgspec
 
 from actorserve.errors import ProtocolError
+from actorserve.shm.fence import new_fence
 from actorserve.shm.segment import Segment
 
 _MAGIC = int.from_bytes(b"asbeat\x00\x01", "big")
@@ -54,11 +59,12 @@ class HealthStats(msgspec.Struct, frozen=True):
 class HealthPage:
     """The words of one stub. Methods say whose they are; each side keeps to its own.
 
-    The supervisor calls `create`, `set_incarnation`, `cancel` and reads `stats`; the stub calls
-    `attach`, `beat`, `enter_phase`, `begin_batch`, `end_batch` and reads `is_cancelled`.
+    The supervisor calls `create`, `set_incarnation`, `cancel`, `grant` and reads `stats`; the stub
+    calls `attach`, `beat`, `enter_phase`, `begin_batch`, `end_batch`, `want_credit` and reads
+    `is_cancelled` and `granted`.
     """
 
-    __slots__ = ("_beats", "_words", "cancel_slots", "segment")
+    __slots__ = ("_acquire", "_beats", "_credits", "_release", "_words", "cancel_slots", "segment")
 
     segment: Segment
 
@@ -68,6 +74,8 @@ class HealthPage:
         self.cancel_slots = cancel_slots
         self._beats = 0
         self._words = segment.buffer.cast("Q")
+        self._credits = _CANCELS + cancel_slots
+        self._release, self._acquire = new_fence()
 
     @classmethod
     def create(cls, cancel_slots: int = 1024, incarnation: int = 0) -> HealthPage:
@@ -135,6 +143,16 @@ class HealthPage:
         words[_BATCH_NS] = now_ns
         words[_BATCH] = batch
 
+    def resume_batch(self, batch: int, start_ns: int) -> None:
+        """Write that a batch which began at `start_ns` is still in execution (stub, main thread).
+
+        For stubs that execute several at a time: the page shows the oldest.
+        """
+        words = self._words
+        words[_BATCH] = 0
+        words[_BATCH_NS] = start_ns
+        words[_BATCH] = batch
+
     def end_batch(self) -> None:
         """Say that nothing is in execution (stub, main thread)."""
         self._words[_BATCH] = 0
@@ -143,6 +161,40 @@ class HealthPage:
         """Say whether the supervisor has cancelled this request (stub, any thread)."""
         self._check_slot(slot)
         return bool(self._words[_CANCELS + slot] == request_id) and request_id != 0
+
+    # --- credit -----------------------------------------------------------------------------------
+
+    def grant(self, slot: int, request_id: int, total: int) -> bool:
+        """Let a request's sender send `total` responses in all (supervisor).
+
+        True where the sender waits: it has to be told, by a message.
+        """
+        self._check_slot(slot)
+        at = self._credits + 2 * slot
+        self._words[at] = total
+        self._release()
+        self._acquire(False)
+        return self._words[at + 1] == request_id
+
+    def granted(self, slot: int) -> int:
+        """Return how many responses may be sent in all (stub, any thread)."""
+        return self._words[self._credits + 2 * slot]
+
+    def want_credit(self, slot: int, request_id: int) -> int:
+        """Announce that a request's sender waits, and return what is granted now (stub).
+
+        One thread at a time on the whole page: the fence belongs to the page.
+        """
+        self._check_slot(slot)
+        at = self._credits + 2 * slot
+        self._words[at + 1] = request_id
+        self._release()
+        self._acquire(False)
+        return self._words[at]
+
+    def stop_wanting_credit(self, slot: int) -> None:
+        """Take the announcement of `want_credit` back (stub)."""
+        self._words[self._credits + 2 * slot + 1] = 0
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.cancel_slots:

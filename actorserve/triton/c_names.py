@@ -15,7 +15,8 @@ from actorserve.triton.model_control import (
 )
 from actorserve.triton.request import InferenceRequest
 from actorserve.triton.response import InferenceResponse
-from actorserve.triton.response_sender import InferenceResponseSender, ResponseIterator
+from actorserve.triton.response_iterator import ResponseIterator
+from actorserve.triton.response_sender import InferenceResponseSender
 from actorserve.triton.shared_memory import SharedMemory, shared_memory
 from actorserve.triton.tensor import Tensor
 from actorserve.triton.trace import InferenceTrace

@@ -7,9 +7,11 @@ request with `_received`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+import asyncio
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
+from actorserve.triton.calling import current_caller
 from actorserve.triton.constants import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -17,6 +19,9 @@ from actorserve.triton.constants import (
 from actorserve.triton.error import TritonModelException, exact_str
 from actorserve.triton.memory import MemoryType, PreferredMemory
 from actorserve.triton.parameters import parameters_json
+from actorserve.triton.response import InferenceResponse
+from actorserve.triton.response_iterator import ResponseIterator
+from actorserve.triton.response_sender import InferenceResponseSender, NoReply, Reply
 from actorserve.triton.tensor import Tensor
 from actorserve.triton.trace import InferenceTrace
 
@@ -24,6 +29,7 @@ T = TypeVar("T")
 
 _ANYWHERE = PreferredMemory(MemoryType.DEFAULT)
 _NO_TRACE = InferenceTrace()
+_NO_REPLY = NoReply()
 
 
 class InferenceRequest:
@@ -35,18 +41,18 @@ class InferenceRequest:
         "_correlation_id",
         "_flags",
         "_inputs",
-        "_is_cancelled",
         "_model_name",
         "_model_version",
         "_parameters",
         "_preferred_memory",
+        "_reply",
         "_request_id",
         "_requested_outputs",
         "_timeout_us",
         "_trace",
     )
 
-    _is_cancelled: Callable[[], bool] | None
+    _reply: Reply
 
     def __init__(
         self,
@@ -81,7 +87,7 @@ class InferenceRequest:
         self._preferred_memory = _instance(preferred_memory, PreferredMemory, "preferred_memory")
         self._trace = _instance(trace, InferenceTrace, "trace")
         self._parameters = "{}" if parameters is None else parameters_json(parameters)
-        self._is_cancelled = None
+        self._reply = _NO_REPLY
 
     @classmethod
     def _received(
@@ -93,7 +99,7 @@ class InferenceRequest:
         parameters: str,
         flags: int,
         timeout_us: int,
-        is_cancelled: Callable[[], bool],
+        reply: Reply,
     ) -> InferenceRequest:
         """Make what `execute` gets, of parts that are known to be right."""
         request = cls.__new__(cls)
@@ -104,7 +110,7 @@ class InferenceRequest:
         request._parameters = parameters
         request._flags = flags
         request._timeout_us = timeout_us
-        request._is_cancelled = is_cancelled
+        request._reply = reply
         return request
 
     def inputs(self) -> list[Tensor]:
@@ -148,42 +154,55 @@ class InferenceRequest:
 
         Raises TritonModelException for a request that the model itself made.
         """
-        if self._is_cancelled is None:
-            raise TritonModelException(
-                "is_cancelled is for requests that execute was given, not for those that a model "
-                "makes."
-            )
-        return self._is_cancelled()
+        return self._reply.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what happens to the request after `execute`: only RELEASE_ALL is offered yet."""
+        """Say what happens to the request after `execute`.
+
+        Raises TritonModelException for RESCHEDULE, which needs a model with iterative sequences:
+        no such model can be loaded in this version.
+        """
         if flags == TRITONSERVER_REQUEST_RELEASE_ALL:
             return
         if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise _not_offered("Rescheduling a request")
+            raise TritonModelException(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model "
+                "is not configured to handle such a flag"
+            )
         raise TritonModelException(
             "Release flags must be TRITONSERVER_REQUEST_RELEASE_ALL or "
             f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}."
         )
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        """Call another model: not offered yet."""
-        raise _not_offered("Calling another model from a model (exec)")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Call another model, and wait for its response.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:
-        """Call another model from a coroutine: not offered yet."""
-        raise _not_offered("Calling another model from a model (async_exec)")
+        With `decoupled`, return an iterator over any number of responses, at once. Whatever fails
+        on the other side is a response with an error. Raises TritonModelException where models may
+        not be called: in `initialize`, `finalize` and outside of a server.
+        """
+        caller = current_caller()
+        return caller.call_stream(self) if decoupled else caller.call(self)
 
-    def get_response_sender(self) -> NoReturn:
-        """Return the sender of responses: not offered yet."""
-        raise _not_offered("Sending responses one by one (get_response_sender)")
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Call another model from a coroutine: what `exec` returns is to be awaited.
+
+        The call is on its way when this returns. A cancelled future cancels it. Raises as `exec`,
+        and RuntimeError where no event loop runs.
+        """
+        caller = current_caller()
+        if not decoupled:
+            return caller.call_async(self)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(caller.call_stream(self))
+        return future
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Return the sender of this request's responses: the same one each time."""
+        return self._reply.sender()
 
     def __repr__(self) -> str:
         return f"InferenceRequest(request_id={self._request_id!r}, inputs={self._inputs!r})"
-
-
-def _not_offered(what: str) -> TritonModelException:
-    return TritonModelException(f"{what} is not offered by this version of actorserve.")
 
 
 def _integer(value: object, what: str, least: int, most: int) -> int:

@@ -7,9 +7,11 @@ process/boot.py):
     supervisor ── boot socket ──► stub   Hello, MapSegment            (with descriptors)
     stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
     supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
-    supervisor ── control lane ─► control Ping
+    supervisor ── control lane ─► control Ping, Granted, CallMoved
+    supervisor ── either lane ──► stub    CallResponded (the lane that its Infer has named)
     stub       ── up lane ──────► superv. PhaseEntered, Initialized, AutoCompleted, BootFailed,
-                                          Executed, Responded, Finalized, LogRecord, Pong
+                                          Executed, Responded, Finalized, LogRecord, Pong,
+                                          Infer, CancelCall, MoveCall
 
 All are tagged, frozen, array-like Structs: a change of field order is a change of PROTOCOL.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends must agree; the handshake compares it (Hello, Attached)."""
 
 INLINE_BYTES = 4096
@@ -80,13 +82,17 @@ class WireRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireResponse(msgspec.Struct, frozen=True, array_like=True):
-    """One response to the request `id`. With `error`, there are no outputs."""
+    """One response to the request `id`. With `error`, there are no outputs.
+
+    `is_empty` is the bare end of a stream: `final`, and no response at all.
+    """
 
     id: int
     outputs: list[WireTensor] = []
     error: WireError | None = None
     parameters: str = "{}"
     final: bool = True
+    is_empty: bool = False
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -130,13 +136,17 @@ class MapSegment(Message, frozen=True, tag=3):
 
 
 class Initialize(Message, frozen=True, tag=10):
-    """Import the model and call `initialize(args)`; `args` holds the seven strings of the API."""
+    """Import the model and call `initialize(args)`; `args` holds the seven strings of the API.
+
+    `concurrent_executes` is how many batches an asynchronous `execute` may have at a time.
+    """
 
     model_path: str
     args: dict[str, str]
     decoupled: bool
     max_batch_size: int
     shared_inputs: bool = False
+    concurrent_executes: int = 1
 
 
 class AutoComplete(Message, frozen=True, tag=11):
@@ -162,6 +172,24 @@ class Ping(Message, frozen=True, tag=14):
     """Ask the control thread for a Pong."""
 
     number: int
+
+
+class CallResponded(Message, frozen=True, tag=15):
+    """Responses to calls of the stub's model (Infer); each one's `id` is the call's number."""
+
+    responses: list[WireResponse]
+
+
+class Granted(Message, frozen=True, tag=16):
+    """Wake the senders of these requests: the page has more credit for them, or they may drop."""
+
+    requests: list[int]
+
+
+class CallMoved(Message, frozen=True, tag=17):
+    """Answer MoveCall: what comes for the call from now on comes on the control lane."""
+
+    call: int
 
 
 # --- stub to supervisor --------------------------------------------------------------------------
@@ -196,12 +224,14 @@ class BootFailed(Message, frozen=True, tag=33):
 class Executed(Message, frozen=True, tag=34):
     """A batch is done and the instance free; the responses that were not sent before.
 
-    `execute_ns` is the time that the user's code took.
+    `execute_ns` is the time that the user's code took. The requests in `still_open` will be
+    answered later, by Responded.
     """
 
     batch: int
     responses: list[WireResponse]
     execute_ns: int = 0
+    still_open: list[int] = []
 
 
 class Responded(Message, frozen=True, tag=35):
@@ -232,7 +262,44 @@ class Pong(Message, frozen=True, tag=38):
     arena_used_bytes: int = 0
 
 
-ToStub = Initialize | AutoComplete | Execute | Finalize | Ping
+class Infer(Message, frozen=True, tag=39):
+    """Call another model. `call` numbers the calls of this stub and is never used again.
+
+    `model_version` -1 lets the server choose. `waits` says that the stub's main thread does
+    nothing until the answer is there. `parents` are the requests on whose behalf the call is made,
+    as far as they are known. With `decoupled`, any number of responses may come.
+    """
+
+    call: int
+    model_name: str
+    model_version: int
+    request_id: str
+    inputs: list[WireTensor]
+    requested_outputs: list[str]
+    parameters: str = "{}"
+    correlation_id: int | str = 0
+    flags: int = 0
+    timeout_us: int = 0
+    decoupled: bool = False
+    on_control: bool = False
+    waits: bool = False
+    parents: list[int] = []
+
+
+class CancelCall(Message, frozen=True, tag=40):
+    """Cancel a call; where it `is_dropped`, nobody wants its responses either."""
+
+    call: int
+    is_dropped: bool = False
+
+
+class MoveCall(Message, frozen=True, tag=41):
+    """Send what comes for a call on the control lane: another thread than the main one waits."""
+
+    call: int
+
+
+ToStub = Initialize | AutoComplete | Execute | Finalize | Ping | CallResponded | Granted | CallMoved
 ToSupervisor = (
     PhaseEntered
     | Initialized
@@ -243,5 +310,8 @@ ToSupervisor = (
     | Finalized
     | LogRecord
     | Pong
+    | Infer
+    | CancelCall
+    | MoveCall
 )
 OnBootSocket = Hello | Attached | MapSegment

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all replies of a stub share: the road of responses, and those that have no end yet."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from actorserve.actors.bodies import Bodies, Room
+from actorserve.errors import ActorserveError, Code
+from actorserve.runtime.stub_end import StubEnd
+from actorserve.triton.error import TritonModelException
+from actorserve.triton.failure import format_exception, plain_text
+from actorserve.triton.response import InferenceResponse
+from actorserve.wire.codec import encode
+from actorserve.wire.messages import (
+    Handle,
+    Responded,
+    WireError,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
+
+thread_errors = threading.local()
+"""`text`: what ended this thread's user code, for the requests that it leaves behind."""
+
+
+class Waiting(Protocol):
+    """A reply that waits for credit."""
+
+    wire: WireRequest
+
+    def granted(self) -> None:
+        """Hear that there is more."""
+
+
+class Replies:
+    """See the module's head."""
+
+    def __init__(
+        self, end: StubEnd, bodies: Bodies, *, instance: str, model_path: str, decoupled: bool
+    ) -> None:
+        self.end = end
+        self.instance = instance
+        self.decoupled = decoupled
+        self.page_lock = threading.Lock()
+        self._bodies = bodies
+        self._model_path = model_path
+        self._abandoned: deque[tuple[int, str]] = deque()
+        self._waiting: dict[int, Waiting] = {}
+
+    # --- credit and finalizers -------------------------------------------------------------------
+
+    def wait_for(self, reply: Waiting) -> None:
+        """Have the control thread tell this reply of new credit; it is kept alive meanwhile."""
+        self._waiting[reply.wire.id] = reply
+
+    def waits_no_more(self, reply: Waiting) -> None:
+        """Forget it."""
+        self._waiting.pop(reply.wire.id, None)
+
+    def granted(self, requests: list[int]) -> None:
+        """Tell replies that there is more credit. Control thread."""
+        for number in requests:
+            reply = self._waiting.get(number)
+            if reply is not None:
+                reply.granted()
+
+    def abandon(self, request: int, why: str) -> None:
+        """Note a request that nobody can answer any more; called by finalizers, anywhere."""
+        self._abandoned.append((request, why))
+        self.end.wake_control()
+
+    def reap(self) -> None:
+        """End what was abandoned. Control thread."""
+        while self._abandoned:
+            number, why = self._abandoned.popleft()
+            text = "the response sender was dropped before the final response was sent"
+            text = self.failure(f"{text}: {why}" if why else text)
+            self.send(error_response(number, text))
+
+    # --- responses -------------------------------------------------------------------------------
+
+    def failure(self, text: str) -> str:
+        """Return the text that clients get when a model fails."""
+        return f"Failed to process the request(s) for model '{self.instance}', message: {text}"
+
+    def wire_response(
+        self, wire: WireRequest, answer: InferenceResponse, room: Room, *, final: bool = True
+    ) -> WireResponse:
+        """Turn a response into what travels; what cannot travel is that response's error."""
+        outputs: list[WireTensor] = []
+        try:
+            error = answer._error
+            if error is not None:
+                return error_response(
+                    wire.id, plain_text(error.message()), int(error.code()), final=final
+                )
+            for tensor in answer._outputs:
+                if tensor._name in wire.requested_outputs:
+                    outputs.append(self._bodies.wire_tensor(tensor, room))
+            return WireResponse(wire.id, outputs, None, answer._parameters or "{}", final)
+        except Exception as problem:
+            # Objects of the model's own making may do anything: that is this request's error, and
+            # none of its neighbours in the batch.
+            self.end.withdraw(outputs)
+            code = int(problem.code) if isinstance(problem, ActorserveError) else Code.INTERNAL
+            return error_response(wire.id, self._refusal(problem), int(code), final=final)
+
+    def _refusal(self, problem: Exception) -> str:
+        if isinstance(problem, (ActorserveError, TritonModelException)):
+            return plain_text(str(problem))
+        return self.failure(
+            f"the response cannot be sent: {format_exception(problem, self._model_path)}"
+        )
+
+    def settled(self, answer: WireResponse) -> WireResponse:
+        """Make an answer final: no array that the model has kept may change it afterwards."""
+        if not any(isinstance(tensor.data, Handle) for tensor in answer.outputs):
+            return answer
+        outputs = list(answer.outputs)
+        try:
+            for at, tensor in enumerate(outputs):
+                if isinstance(tensor.data, Handle):
+                    owned = self.end.own(tensor.data)
+                    outputs[at] = msgspec.structs.replace(tensor, data=owned)
+        except ActorserveError as problem:
+            self.end.withdraw(outputs)
+            return error_response(answer.id, problem.message, int(problem.code), final=answer.final)
+        return msgspec.structs.replace(answer, outputs=outputs)
+
+    def send(self, response: WireResponse) -> None:
+        """Send one response by itself; one that no frame can hold becomes an error."""
+        end = self.end
+        data = encode(Responded([response]))
+        if len(data) > end.max_frame_bytes:
+            end.withdraw(response.outputs)
+            text = (
+                f"the response of '{self.instance}' has names or parameters beyond "
+                f"{end.max_frame_bytes} bytes"
+            )
+            code = int(Code.RESOURCE_EXHAUSTED)
+            end.send(Responded([error_response(response.id, text, code, final=response.final)]))
+            return
+        end.send_encoded(data)
+        if response.outputs:
+            end.forwarded(response.outputs)
+
+
+def error_response(
+    request: int, text: str, code: int = int(Code.INTERNAL), *, final: bool = True
+) -> WireResponse:
+    """Return an error as a response."""
+    return WireResponse(request, [], WireError(code, text), "{}", final)
