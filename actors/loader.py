@@ -259,7 +259,10 @@ def _batching(config: ModelConfig) -> BatchPolicy:
         default_policy=_queue_policy(dynamic.default_queue_policy),
         level_policies={
             level: _queue_policy(policy) for level, policy in dynamic.priority_queue_policy.items()
-        },
+        }
+        if dynamic.priority_levels
+        else {},
+        preserve_ordering=dynamic.preserve_ordering,
     )
 
 

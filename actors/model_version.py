@@ -11,6 +11,7 @@ import msgspec
 from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.instance import Instance, InstanceStats
 from actorserve.actors.node import Node
+from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
 from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
 from actorserve.clock import monotonic_s
@@ -18,6 +19,7 @@ from actorserve.errors import ActorserveError, BootError, Unavailable
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
+from actorserve.triton.batch_signature import batch_signature
 from actorserve.triton.inference import InferRequest, InferTensor, ModelInfo
 from actorserve.triton.request_validation import Checked, RequestRules
 from actorserve.wire.messages import INLINE_BYTES, Handle, WireTensor
@@ -69,7 +71,9 @@ class ModelVersion:
         self.state = VersionState.LOADING
         self.reason = ""
         self._settled: asyncio.Future[None] | None = None
-        self._scheduler = Scheduler(
+        is_ordered = plan.batching.preserve_ordering
+        self._factory = OrderedFactory if is_ordered else ResponseFactory
+        self._scheduler = (OrderedScheduler if is_ordered else Scheduler)(
             node,
             f"model '{plan.info.name}' version {plan.info.version}",
             plan.batching,
@@ -148,7 +152,10 @@ class ModelVersion:
         checked = self._rules.check(request)
         parameters = parameters_text(request)
         self._scheduler.check_available()
-        factory = ResponseFactory(
+        signature = None
+        if self._is_batched:
+            signature = batch_signature(request.inputs, checked.inputs, self._ragged)
+        factory = self._factory(
             self._node.ids.next(),
             request,
             self.info.version,
@@ -156,7 +163,7 @@ class ModelVersion:
             request.outputs or self._outputs,
             parameters,
             checked.rows,
-            self._signature(request, checked) if self._is_batched else None,
+            signature,
             monotonic_s(),
             self._node.exchange,
             self._scheduler,
@@ -168,20 +175,6 @@ class ModelVersion:
             factory.abandon()
             raise
         return factory
-
-    def _signature(self, request: InferRequest, checked: Checked) -> object:
-        """Return what two requests must have in common to share a batch: the shapes of a row.
-
-        Those of an input with allow_ragged_batch may differ.
-        """
-        if not self._ragged:
-            return tuple([(each.datatype, each.shape[1:]) for each in checked.inputs])
-        return tuple(
-            [
-                (each.datatype, None if tensor.name in self._ragged else each.shape[1:])
-                for tensor, each in zip(request.inputs, checked.inputs)
-            ]
-        )
 
     def _wire_inputs(self, request: InferRequest, checked: Checked) -> list[WireTensor]:
         """Take the bodies over. Where memory runs out, nothing is kept: ResourceExhausted."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler of one model version: who runs next, where, and who has waited too long.
 
-    submit ──► BatchQueue (pure) ──► the instance with the most room ──► stub
-                   ▲   └── deadlines ──► errors
-                   └────── requeue ◄── a stub died before it began them
+    submit ──► queue (pure) ──► the instance with the most room ──► stub
+                ▲   └── deadlines ──► errors
+                └────── requeue ◄── a stub died before it began them
 
 A plain object in the supervisor's loop. One timer serves both the queue's deadlines and batches
 that wait for company.
@@ -24,6 +24,7 @@ from actorserve.errors import Unavailable
 from actorserve.state.backlog import EXPIRED_MESSAGE
 from actorserve.state.batching import Batch, BatchPolicy, BatchQueue, WaitUntil
 from actorserve.state.lifecycle import State
+from actorserve.state.plain_queue import PlainQueue, queue_for
 
 WAIT_FOR_RESTART_S = 1.0
 """A request waits for a stub that is due within this time; else it is refused at once."""
@@ -38,6 +39,7 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     succeeded: int
     failed: int
     batches: int
+    held: int = 0  # responses that wait for those of earlier requests
 
 
 class Scheduler:
@@ -47,7 +49,7 @@ class Scheduler:
         self.retries = retries
         self._node = node
         self._name = name
-        self._queue: BatchQueue[ResponseFactory] = BatchQueue(config)
+        self._queue: BatchQueue[ResponseFactory] | PlainQueue[ResponseFactory] = queue_for(config)
         self._instances: Sequence[Instance] = ()
         self._on_change: Callable[[], None] = lambda: None
         self._pending: dict[int, ResponseFactory] = {}
@@ -173,19 +175,23 @@ class Scheduler:
         if self._is_running:
             return
         self._is_running = True
+        queue, is_timed = self._queue, self._queue.is_timed
+        until: WaitUntil | None = None
         try:
-            self._expire()
-            while self._queue.count:
+            if is_timed:
+                self._expire()
+            while queue.count:
                 instance = self._roomiest()
                 if instance is None:
                     break
-                found = self._queue.next(monotonic_s(), 1)
+                found = queue.next(monotonic_s() if is_timed else 0.0)
                 if not isinstance(found, Batch):
-                    self._wait(found)
-                    return
+                    until = found
+                    break
                 self._batches += 1
                 instance.dispatch(found.items)
-            self._wait(None)
+            if is_timed:
+                self._wait(until)
         finally:
             self._is_running = False
 

@@ -3,7 +3,8 @@
 
     any thread ── infer ──► run_coroutine_threadsafe ──► the loop's thread (Supervisor)
 
-Safe to call from any number of threads. Forgotten, it is stopped when the interpreter exits.
+Safe to call from any number of threads. Forgotten, it is stopped when the interpreter exits. In a
+forked child it is not running: threads do not fork, and what there is belongs to the parent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from actorserve.actors.embedding import Outputs
 from actorserve.actors.supervisor import Supervisor, SupervisorStats
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
+from actorserve.forking import sever_after_fork
 from actorserve.triton.inference import Parameter
 
 T = TypeVar("T")
@@ -74,6 +76,7 @@ class SyncSupervisor:
             )
             self._thread.start()
             atexit.register(self.stop)
+            sever_after_fork(self)
         try:
             self._wait(self._server.start())
         except BaseException:
@@ -93,6 +96,12 @@ class SyncSupervisor:
                 self._loop = self._thread = None
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
+
+    def sever(self) -> None:
+        """Run nothing, in a child that the host forked; the lock may be held there for ever."""
+        self._lock = threading.Lock()
+        self._loop = self._thread = None
+        atexit.unregister(self.stop)
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:

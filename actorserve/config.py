@@ -7,6 +7,7 @@ tritonserver's where it has one. A model's own parameters beat all of them.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,11 +50,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: str = ""
     admin_token_file: str = ""
 
+    def __post_init__(self) -> None:
+        """Hold settings that were made in Python to the rules of the flags. Raises ConfigError."""
+        for option in OPTIONS:
+            _check_value(option, getattr(self, option.field))
+        _check_load_model(self)
+
 
 class Option(msgspec.Struct, frozen=True):
     """One option: its flag, the field it sets, how its text is read and what it is for.
 
     `separator` stands between the values that a repeatable option's variable holds (None: space).
+    A `metavar` with bars names the choices; `group` is the heading under which help lists it.
     """
 
     flag: str
@@ -64,6 +72,7 @@ class Option(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     repeatable: bool = False
     separator: str | None = ","
+    group: str = ""
 
     @property
     def variable(self) -> str:
@@ -139,54 +148,75 @@ def parse_backoff(text: str) -> tuple[float, float]:
     return values
 
 
+def _group(title: str, *options: Option) -> tuple[Option, ...]:
+    return tuple(msgspec.structs.replace(option, group=title) for option in options)
+
+
 _PORT = _integer(0, 65535)
 
 OPTIONS: tuple[Option, ...] = (
-    Option("--model-repository", "model_repository", str, "DIR", "another repository to serve",
+    *_group("models",
+    Option("--model-repository", "model_repository", str, "DIR",
+           "a repository to serve, beside those named without a flag",
            ("--model-store",), True),
-    Option("--id", "id", str, "NAME", "the server's name in its metadata"),
-    Option("--host", "host", str, "ADDRESS",
-           "address to listen on; beyond loopback the inference API is open to whoever gets there",
-           ("--http-address",)),
-    Option("--http-port", "http_port", _PORT, "PORT", "HTTP port; 0 lets the kernel pick"),
-    Option("--http-max-input-size", "http_max_input_bytes", _integer(1, 1 << 40), "BYTES",
-           "largest request body, also after decompression"),
-    Option("--http-head-timeout-s", "http_head_timeout_s", _seconds, "S",
-           "time in which a request's head must be complete"),
-    Option("--strict-json", "strict_json", parse_bool, "BOOL",
-           "refuse NaN and infinity in JSON outputs instead of writing them bare"),
-    Option("--model-control-mode", "model_control_mode", _choice("none", "explicit"), "MODE",
+    Option("--model-control-mode", "model_control_mode", _choice("none", "explicit"),
+           "none|explicit",
            "none: load every model at start; explicit: only those of --load-model"),
     Option("--load-model", "load_model", str, "NAME",
            "a model to load at start in explicit mode; '*' for all", (), True),
     Option("--model-load-thread-count", "model_load_thread_count", _integer(1, 256), "N",
            "how many models load at a time"),
     Option("--disable-auto-complete-config", "auto_complete_config", _not, "BOOL",
-           "do not ask models to complete their configuration", ("--strict-model-config",)),
+           "do not call the models' auto_complete_config", ("--strict-model-config",)),
     Option("--exit-on-error", "exit_on_error", parse_bool, "BOOL",
-           "end with an error when a model fails to load at start"),
+           "end with exit code 1 when a model fails to load at start"),
+    ),
+    *_group("server",
+    Option("--id", "id", str, "NAME", "the server's name in its metadata"),
     Option("--exit-timeout-secs", "exit_timeout_s", _seconds, "S",
-           "time for accepted work to end after SIGTERM"),
+           "time for accepted requests and finalize to end after SIGTERM"),
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
-           "ready only while every model that should serve is; else as soon as the server is"),
+           "ready only while all models have all their instances; false: while the server runs"),
+    ),
+    *_group("HTTP",
+    Option("--host", "host", str, "ADDRESS",
+           "address to listen on; beyond loopback the inference API is open to whoever gets there",
+           ("--http-address",)),
+    Option("--http-port", "http_port", _PORT, "PORT", "HTTP port; 0 lets the kernel pick"),
+    Option("--http-max-input-size", "http_max_input_bytes", _integer(1, 1 << 40), "BYTES",
+           "largest request body, as sent and decompressed; beyond it 413"),
+    Option("--http-head-timeout-s", "http_head_timeout_s", _seconds, "S",
+           "time for a request's head to arrive, then 408"),
+    Option("--strict-json", "strict_json", parse_bool, "BOOL",
+           "refuse NaN and infinity in JSON outputs instead of writing them bare"),
+    ),
+    *_group("stubs and shared memory",
     Option("--backend-config", "backend_config", str, "python,KEY=VALUE",
-           "sizes of the shared memory that tensors travel in: shm-default-byte-size, "
-           "shm-growth-byte-size", (), True, None),
+           "bytes of shared memory that a process takes first (shm-default-byte-size) and each "
+           "further time (shm-growth-byte-size) for its tensors", (), True, None),
     Option("--restart-backoff-s", "restart_backoff_s", parse_backoff, "FIRST:MAX",
-           "wait before the first restart of a dead stub, and at most"),
-    Option("--log-verbose", "log_verbose", _integer(0, 100), "LEVEL", "verbose logging"),
-    Option("--log-info", "log_info", parse_bool, "BOOL", "log information"),
-    Option("--log-warning", "log_warning", parse_bool, "BOOL", "log warnings"),
-    Option("--log-error", "log_error", parse_bool, "BOOL", "log errors"),
-    Option("--log-format", "log_format", _choice("default", "ISO8601", "json"), "FORMAT",
-           "default (Triton's), ISO8601 or json"),
-    Option("--log-file", "log_file", str, "FILE", "log there instead of to stderr"),
+           "seconds before the first restart of a dead stub, and at most before later ones"),
     Option("--crash-dir", "crash_dir", str, "DIR",
-           "where the last words of a stub that died are kept"),
+           "folder for the last output of the newest 50 stubs that died, by default "
+           "actorserve/crashes in $XDG_STATE_HOME or ~/.local/state"),
+    ),
+    *_group("log",
+    Option("--log-verbose", "log_verbose", _integer(0, 100), "LEVEL",
+           "more than 0 logs what is only of interest when looking for a fault"),
+    Option("--log-info", "log_info", parse_bool, "BOOL",
+           "log what happens: loads, restarts, what models print"),
+    Option("--log-warning", "log_warning", parse_bool, "BOOL", "log what may be wrong"),
+    Option("--log-error", "log_error", parse_bool, "BOOL", "log what went wrong"),
+    Option("--log-format", "log_format", _choice("default", "ISO8601", "json"),
+           "default|ISO8601|json", "default (Triton's), ISO8601 or json"),
+    Option("--log-file", "log_file", str, "FILE", "log there instead of to stderr"),
+    ),
+    *_group("operators",
     Option("--admin-token-file", "admin_token_file", str, "FILE",
-           "holds a token that lets other machines ask what is for operators"),
+           "holds the bearer token with which other machines may ask what is for operators"),
     Option("--ready-file", "ready_file", str, "FILE",
-           "write the addresses there as JSON once everything is served"),
+           "write pid and address there as JSON when serving begins; for port 0"),
+    ),
 )  # fmt: skip
 
 
@@ -269,9 +299,23 @@ def settings_from(
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         values[option.field] = tuple(parsed) if option.repeatable else parsed[-1]
-    settings = Settings(**values)
-    _check_load_model(settings)
-    return settings
+    return Settings(**values)
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    return {each.name: each.type for each in msgspec.structs.fields(Settings)}
+
+
+def _check_value(option: Option, value: Any) -> None:
+    """Raise ConfigError for a value of the wrong type, or one that the option's flag refuses."""
+    try:
+        msgspec.convert(value, _types()[option.field])
+        if not isinstance(value, bool):
+            for each in value if option.repeatable else [value]:
+                option.parse(":".join(map(str, each)) if isinstance(each, tuple) else str(each))
+    except ValueError as error:
+        raise ConfigError(f"Settings({option.field}={value!r}): {error}") from None
 
 
 def _check_load_model(settings: Settings) -> None:

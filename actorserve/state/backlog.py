@@ -39,7 +39,7 @@ class Queued(Protocol):
 
     @property
     def key(self) -> int:
-        """The request's number, never used for another."""
+        """The request's number, never used for another; later requests have higher ones."""
 
     @property
     def rows(self) -> int:
@@ -88,6 +88,11 @@ class QueuePolicy(msgspec.Struct, frozen=True):
                 "queue policy: default_timeout_microseconds and max_queue_size must be 0 or more"
             )
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether a request may have a timeout at all."""
+        return self.allow_timeout_override or self.default_timeout_us > 0
+
     def timeout_us(self, requested_us: int) -> int:
         """Return the timeout of a request that asks for `requested_us`; 0 is none."""
         default_us = self.default_timeout_us
@@ -118,7 +123,7 @@ class _Level(Generic[T]):
         self.number = number
         self.policy = policy
         self.max_size = policy.max_queue_size
-        self.is_timed = policy.allow_timeout_override or policy.default_timeout_us > 0
+        self.is_timed = policy.is_timed
         self.waiting: OrderedDict[int, T] = OrderedDict()
         self.delayed: OrderedDict[int, T] = OrderedDict()
 
@@ -127,7 +132,10 @@ class _Level(Generic[T]):
 
 
 class Backlog(Generic[T]):
-    """Requests in the order in which they are to be executed. `count` is how many wait."""
+    """Requests in the order in which they are to be executed. `count` is how many wait.
+
+    `is_timed` is fixed: where it is false, nothing is ever due, and `expire` need not be called.
+    """
 
     def __init__(
         self,
@@ -140,11 +148,13 @@ class Backlog(Generic[T]):
         self._policy = policy or QueuePolicy()
         self._priority_levels = priority_levels
         self._level_policies = level_policies or {}
+        self.is_timed = any(
+            each.is_timed for each in (self._policy, *self._level_policies.values())
+        )
         self._levels: list[_Level[T]] = []  # in order; each is made when it is needed
         self._by_number: dict[int, _Level[T]] = {}
         self._default = self._make_level(default_level)
-        self._deadlines: list[tuple[float, int, _Level[T], T]] = []  # a heap: due, serial, …
-        self._serial = 0
+        self._deadlines: list[tuple[float, int, _Level[T], T]] = []  # a heap: due, key, …
         self._expired: list[T] = []  # out of the queue, but not told to anybody yet
         self._added = self._put_back = self._taken = self._removed = 0
         self._expirations = self._delayed = self._refused = 0
@@ -276,8 +286,7 @@ class Backlog(Generic[T]):
         if len(deadlines) > 2 * self.count + _MANY:
             deadlines[:] = filter(_is_waiting, deadlines)
             heapq.heapify(deadlines)
-        self._serial += 1
-        heapq.heappush(deadlines, (item.arrival_s + timeout_us / 1e6, self._serial, level, item))
+        heapq.heappush(deadlines, (item.arrival_s + timeout_us / 1e6, item.key, level, item))
 
     def _sweep(self, now_s: float) -> bool:
         """Move what has expired out of the order; return whether there was anything."""

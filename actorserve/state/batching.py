@@ -70,6 +70,11 @@ class BatchPolicy(msgspec.Struct, frozen=True):
 
     `is_dynamic` says that there is a dynamic batcher; without it only `max_batch_size` (0: the
     model does not batch), `default_policy` and the priorities mean anything. Raises ConfigError.
+
+    `preserve_ordering` is done behind the instances (ordering.py): responses leave in the order in
+    which the requests came. As in the reference there is one priority level at most then. DELAY
+    moves nothing then: the responses to whatever overtook the delayed request would have to wait
+    for it.
     """
 
     max_batch_size: int = 0
@@ -80,6 +85,7 @@ class BatchPolicy(msgspec.Struct, frozen=True):
     default_priority_level: int = 0
     default_policy: QueuePolicy = QueuePolicy()
     level_policies: dict[int, QueuePolicy] = {}
+    preserve_ordering: bool = False
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 0 or self.max_queue_delay_us < 0 or self.priority_levels < 0:
@@ -94,6 +100,10 @@ class BatchPolicy(msgspec.Struct, frozen=True):
                     f" max_batch_size ({largest})"
                 )
         levels = self.priority_levels
+        if self.preserve_ordering and levels > 1:
+            raise ConfigError(
+                f"dynamic batching: preserve_ordering allows one priority level, not {levels}"
+            )
         if levels and not 1 <= self.default_priority_level <= levels:
             raise ConfigError(
                 f"dynamic batching: default_priority_level is {self.default_priority_level},"
@@ -105,6 +115,13 @@ class BatchPolicy(msgspec.Struct, frozen=True):
                     f"dynamic batching: priority_queue_policy for level {level}, expected 1 to"
                     f" priority_levels ({levels})"
                 )
+
+    def policy_of(self, level: int) -> QueuePolicy:
+        """Return the queue policy of a priority level (0 where there are none), as it is meant."""
+        policy = self.level_policies.get(level, self.default_policy)
+        if self.preserve_ordering and policy.timeout_action == "DELAY":
+            return QueuePolicy(max_queue_size=policy.max_queue_size)
+        return policy
 
 
 class Batch(msgspec.Struct, Generic[T]):
@@ -123,19 +140,21 @@ class WaitUntil(msgspec.Struct, frozen=True):
 class BatchQueue(Backlog[T]):
     """The queue of one model.
 
-    `is_immediate` is fixed: no request ever waits for others. `count` is how many are queued.
+    `is_immediate` is fixed: no request ever waits for others. So is `is_timed`: something may be
+    due, a timeout or a delay, so that the time matters. `count` is how many are queued.
     """
 
     def __init__(self, policy: BatchPolicy | None = None) -> None:
         self.policy = policy = policy or BatchPolicy()
         super().__init__(
-            policy.default_policy,
+            policy.policy_of(0),
             policy.priority_levels,
             policy.default_priority_level if policy.priority_levels else 0,
-            policy.level_policies,
+            {level: policy.policy_of(level) for level in policy.level_policies},
         )
         self._is_dynamic = policy.is_dynamic
         self._delay_s = policy.max_queue_delay_us / 1e6
+        self.is_timed = self.is_timed or self._delay_s > 0
         self.is_immediate = not policy.is_dynamic or self._delay_s == 0
         self._max_rows = max(policy.max_batch_size, 1)
         self._preferred = frozenset(policy.preferred_batch_sizes)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from actorserve.triton.config_completion import PYTHON
 from actorserve.triton.model_config import ModelConfig, ModelInstanceGroup
 from actorserve.triton.optimization_config import ModelOptimizationPolicy
+from actorserve.triton.scheduling_config import ModelDynamicBatching, ModelQueuePolicy
 from actorserve.triton.tensor_config import ModelInput, ModelOutput
 
 
@@ -51,14 +52,8 @@ def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
         yield "model_warmup is ignored: the first requests run on a cold model"
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache is ignored: every request is executed"
-    instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
-    batching = config.dynamic_batching
-    if batching is not None and batching.preserve_ordering and instances > 1:
-        # One instance answers in order anyway.
-        yield (
-            "dynamic_batching.preserve_ordering is ignored: with several instances a later "
-            "request may be answered first"
-        )
+    if config.dynamic_batching is not None:
+        yield from _ignored_of_batching(config.dynamic_batching)
     if config.batch_input:
         yield "batch_input is ignored: a Python model gets a list of requests, not one batch"
     if config.batch_output:
@@ -81,6 +76,20 @@ def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
         yield "metric_tags are ignored: metrics have the labels model and version only"
     if config.model_metrics is not None and config.model_metrics.metric_control:
         yield "model_metrics is ignored: histograms have their default buckets"
+
+
+def _ignored_of_batching(batching: ModelDynamicBatching) -> Iterator[str]:
+    if batching.priority_queue_policy and not batching.priority_levels:
+        yield "dynamic_batching.priority_queue_policy is ignored: priority_levels is not set"
+    policies = [*batching.priority_queue_policy.values()]
+    if batching.default_queue_policy is not None:
+        policies.append(batching.default_queue_policy)
+    delays = ModelQueuePolicy.TimeoutAction.DELAY
+    if batching.preserve_ordering and any(each.timeout_action is delays for each in policies):
+        yield (
+            "dynamic_batching: timeout_action DELAY is ignored: with preserve_ordering no request "
+            "is moved behind others"
+        )
 
 
 def _ignored_optimizations(optimization: ModelOptimizationPolicy) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,6 @@ from actorserve.errors import ConfigError
 from actorserve.triton.model_config import ModelConfig
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-
-T = TypeVar("T")
 
 
 class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,50 +43,33 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     force_cpu_only_input_tensors: bool = True
 
 
+class ParameterRule(msgspec.Struct, frozen=True):
+    """One parameter: its name, the field it sets, how its text is read and what it is for."""
+
+    name: str
+    field: str
+    read: Callable[[str], Any]
+    help: str
+
+
 def read_model_parameters(config: ModelConfig, model_directory: str) -> ModelParameters:
     """Read the parameters of a configuration; raises ConfigError that names the wrong one.
 
     `model_directory` is the model's folder in its repository, for EXECUTION_ENV_PATH.
     """
-    default = ModelParameters()
-    reader = _Reader(config)
-    return ModelParameters(
-        spawn_timeout_s=reader.read("SPAWN_TIMEOUT_S", _seconds, default.spawn_timeout_s),
-        initialize_timeout_s=reader.read(
-            "INITIALIZE_TIMEOUT_S", _seconds, default.initialize_timeout_s
-        ),
-        finalize_timeout_s=reader.read("FINALIZE_TIMEOUT_S", _seconds, default.finalize_timeout_s),
-        stopped_timeout_s=reader.read("STOPPED_TIMEOUT_S", _seconds, default.stopped_timeout_s),
-        execute_timeout_s=reader.read(
-            "EXECUTE_TIMEOUT_S", _seconds_or_none, default.execute_timeout_s
-        ),
-        retry_on_stub_death=reader.read("RETRY_ON_STUB_DEATH", _count, default.retry_on_stub_death),
-        readonly_inputs=reader.read("SHARED_INPUTS", _is_readonly, default.readonly_inputs),
-        execution_env_path=reader.read(
-            "EXECUTION_ENV_PATH", lambda text: _env_path(text, model_directory), ""
-        ),
-        force_cpu_only_input_tensors=_force_cpu_only(config),
-    )
-
-
-class _Reader:
-    """Reads parameters of one configuration, and says which of them is wrong."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-
-    def read(self, name: str, convert: Callable[[str], T], default: T) -> T:
-        """Convert a parameter, or return the default if it is not there."""
-        parameter = self._config.parameters.get(name)
+    values = {}
+    for rule in PARAMETERS:
+        parameter = config.parameters.get(rule.name)
         if parameter is None:
-            return default
+            continue
         text = parameter.string_value
         try:
-            return convert(text.strip())
+            values[rule.field] = rule.read(text.replace(_MODEL_DIRECTORY, model_directory))
         except ValueError as error:
             raise ConfigError(
-                f"parameter {name} of model '{self._config.name}': expected {error}, got '{text}'"
+                f"parameter {rule.name} of model '{config.name}': expected {error}, got '{text}'"
             ) from None
+    return ModelParameters(**values)
 
 
 def _seconds(text: str) -> float:
@@ -102,7 +83,7 @@ def _seconds(text: str) -> float:
 
 
 def _seconds_or_none(text: str) -> float | None:
-    if text == "none":
+    if text.strip() == "none":
         return None
     try:
         return _seconds(text)
@@ -111,30 +92,52 @@ def _seconds_or_none(text: str) -> float | None:
 
 
 def _count(text: str) -> int:
+    text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 3):
         raise ValueError("a whole number from 0 to 999")
     return int(text)
 
 
 def _is_readonly(text: str) -> bool:
+    text = text.strip()
     if text not in ("copy", "readonly"):
         raise ValueError("copy or readonly")
     return text == "readonly"
 
 
-def _env_path(text: str, model_directory: str) -> str:
-    """Put the model's folder in; a relative path counts from the working directory."""
-    if not text:
-        return ""
-    return os.path.abspath(text.replace(_MODEL_DIRECTORY, model_directory))  # noqa: PTH100
+def _env_path(text: str) -> str:
+    """Return the absolute path; a relative one counts from the working directory."""
+    text = text.strip()
+    return os.path.abspath(text) if text else ""  # noqa: PTH100 (links stay as they are)
 
 
-def _force_cpu_only(config: ModelConfig) -> bool:
+def _force_cpu_only(text: str) -> bool:
     """Read the one parameter whose error has a text that clients know."""
-    parameter = config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS")
-    if parameter is None:
-        return True
-    text = parameter.string_value
     if text not in ("yes", "no"):
         raise ConfigError(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: '{text}'")
     return text == "yes"
+
+
+PARAMETERS: tuple[ParameterRule, ...] = (
+    ParameterRule("SPAWN_TIMEOUT_S", "spawn_timeout_s", _seconds,
+                  "from the start of a stub's process until it has its channel"),
+    ParameterRule("INITIALIZE_TIMEOUT_S", "initialize_timeout_s", _seconds,
+                  "for the import of `model.py` and for `initialize`, each"),
+    ParameterRule("EXECUTE_TIMEOUT_S", "execute_timeout_s", _seconds_or_none,
+                  "for one batch: beyond it its requests fail and the stub is replaced"),
+    ParameterRule("FINALIZE_TIMEOUT_S", "finalize_timeout_s", _seconds,
+                  "for `finalize`; then the stub is killed"),
+    ParameterRule("STOPPED_TIMEOUT_S", "stopped_timeout_s", _seconds,
+                  "how long a stub may be stopped by a signal before it is replaced"),
+    ParameterRule("RETRY_ON_STUB_DEATH", "retry_on_stub_death", _count,
+                  "how often a request whose stub died is tried again: for work that may be done "
+                  "twice"),
+    ParameterRule("SHARED_INPUTS", "readonly_inputs", _is_readonly,
+                  "`copy` or `readonly`: what the model sees of an input that others hold too, a "
+                  "copy of its own or a read-only view"),
+    ParameterRule("EXECUTION_ENV_PATH", "execution_env_path", _env_path,
+                  "the directory of another Python environment for this model's stubs; "
+                  "`$$TRITON_MODEL_DIRECTORY` stands for the model's folder"),
+    ParameterRule("FORCE_CPU_ONLY_INPUT_TENSORS", "force_cpu_only_input_tensors", _force_cpu_only,
+                  "`yes` or `no`; inputs are in the CPU's memory either way"),
+)  # fmt: skip

@@ -206,6 +206,45 @@ asyncio.run(main())
     assert host.wait() == 0
 
 
+@pytest.mark.parametrize("child", ["pass", "refused()", "server.stop()", "own()"])
+def test_row_63_a_fork_of_a_synchronous_host_does_not_hang(embed, child):
+    """It asks, stops, starts a server of its own or just ends: none of it waits for a thread."""
+    host = embed(f"""
+import warnings
+warnings.simplefilter("ignore")
+from actorserve import SyncSupervisor
+from actorserve.errors import Unavailable
+
+server = SyncSupervisor(REPOSITORY, Settings(crash_dir=CRASHES))
+
+def infer():
+    assert np.array_equal(server.infer("bystander", {{"INPUT0": X}})["OUTPUT0"], X)
+
+def refused():
+    try:
+        infer()
+    except Unavailable:
+        return
+    raise AssertionError("a child asked its parent's server")
+
+def own():
+    server.start()
+    infer()
+
+server.start()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    {child}
+    sys.exit(7)
+say(code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+infer()
+server.stop()
+""")
+    assert host.hear() == {"code": 7}
+    assert host.wait() == 0
+
+
 # --- row 64: start, stop and the end, in every order ----------------------------------------------
 
 

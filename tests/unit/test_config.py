@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from actorserve.config import (
@@ -47,6 +49,38 @@ def test_defaults_are_shown_as_one_would_write_them():
     for each in OPTIONS:
         if each.default_text and not each.repeatable:
             assert each.parse(each.default_text) == getattr(Settings(), each.field), each.flag
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"load_model": "add_sub", "model_control_mode": "explicit"}, "Expected `array`"),
+        ({"load_model": ("add_sub",)}, "--load-model needs --model-control-mode=explicit"),
+        ({"model_control_mode": "explcit"}, "expected one of none, explicit, got 'explcit'"),
+        ({"model_load_thread_count": 0}, "expected a whole number from 1 to 256, got '0'"),
+        ({"exit_timeout_s": float("nan")}, "expected seconds, 0 or more"),
+        ({"exit_timeout_s": "30"}, "Expected `float`, got `str`"),
+        ({"restart_backoff_s": 0.1}, "Expected `array`"),
+        ({"restart_backoff_s": (2.0, 1.0)}, "FIRST must not be longer than MAX"),
+        ({"exit_on_error": "false"}, "Expected `bool`, got `str`"),
+    ],
+)
+def test_settings_made_in_python_are_held_to_the_same_rules(fields, reason):
+    """A string where a tuple is meant would otherwise load a model for each of its letters."""
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Settings(**fields)
+
+
+def test_good_settings_made_in_python_are_taken():
+    """Whole numbers for seconds and lists for tuples, too."""
+    settings = Settings(
+        model_control_mode="explicit",
+        load_model=["add_sub"],  # type: ignore[arg-type]
+        exit_timeout_s=5,
+        restart_backoff_s=(0, 0.5),
+        auto_complete_config=False,
+    )
+    assert settings.exit_timeout_s == 5
 
 
 # --- the order -----------------------------------------------------------------------------------

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
 from actorserve.actors.response_factory import ResponseFactory, parameters_text
+from actorserve.actors.scheduler import Scheduler
 from actorserve.clock import monotonic_s
-from actorserve.errors import ProtocolError
+from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.ids import Serial
+from actorserve.state.batching import BatchPolicy
+from actorserve.state.lifecycle import State
 from actorserve.triton.inference import InferRequest, InferResponse
-from actorserve.wire.messages import Handle, WireTensor
+from actorserve.wire.messages import Handle, WireResponse, WireTensor
 
 NUMBERS = Serial()
 
@@ -64,7 +68,13 @@ class Made:
     """A response factory and what came of it."""
 
     def __init__(
-        self, exchange: FakeExchange, desk: Any, *, on_response: Any = None, **fields: Any
+        self,
+        exchange: FakeExchange,
+        desk: Any,
+        *,
+        on_response: Any = None,
+        factory_class: type[ResponseFactory] = ResponseFactory,
+        **fields: Any,
     ) -> None:
         self.responses: list[InferResponse] = []
         number = NUMBERS.next()
@@ -76,7 +86,7 @@ class Made:
             WireTensor("A", 11, (2000,), Handle(1, number, 0, 0, 8000)),
             WireTensor("B", 11, (1,), b"\0\0\0\0"),
         ]
-        self.factory = ResponseFactory(
+        self.factory = factory_class(
             number,
             request,
             "3",
@@ -117,6 +127,85 @@ class FakeNode:
         self.loop = loop
 
 
+class FakeInstance:
+    """An instance that notes its batches and answers them when it is told to."""
+
+    def __init__(self, name: str = "i", most: int = 1) -> None:
+        self.name = name
+        self.most = most
+        self.state = State.RUNNING
+        self.reason = "as it is"
+        self.start_due_s: float | None = None
+        self.batches: list[list[Any]] = []
+        self.begun: list[list[Any]] = []
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is State.RUNNING
+
+    @property
+    def room(self) -> int:
+        return self.most - len(self.batches) if self.is_running else 0
+
+    def dispatch(self, factories: list[Any]) -> None:
+        live = [each for each in factories if each.dispatch(0) is not None]
+        if live:
+            self.batches.append(live)
+            self.begun.append([each.key for each in live])
+
+    def tell_cancelled(self, factory: Any) -> bool:
+        return any(factory in batch for batch in self.batches)
+
+    def finish(self) -> None:
+        """Answer the oldest batch."""
+        for factory in self.batches.pop(0):
+            factory.respond(WireResponse(factory.key), None)
+
+    def die(self, error: ActorserveError) -> list[Any]:
+        """Lose everything it has; returns what is to be queued again."""
+        batches, self.batches = self.batches, []
+        return [each for batch in batches for each in batch if each.lose_stub(error)]
+
+
+class World:
+    """A scheduler with its instances."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, exchange: Any, policy: BatchPolicy, *most: int
+    ) -> None:
+        self.exchange = exchange
+        is_ordered = policy.preserve_ordering
+        self._factory = OrderedFactory if is_ordered else ResponseFactory
+        self.scheduler = (OrderedScheduler if is_ordered else Scheduler)(
+            FakeNode(loop),  # type: ignore[arg-type]
+            "model 'm' version 1",
+            policy,
+        )
+        self.instances = [FakeInstance(f"i{n}", each) for n, each in enumerate(most)]
+        self.changes = 0
+        self.scheduler.employ(self.instances, self._on_change)  # type: ignore[arg-type]
+
+    def _on_change(self) -> None:
+        self.changes += 1
+
+    def submit(self, **fields: Any) -> Made:
+        """Submit one request."""
+        fields.setdefault("arrival_s", monotonic_s())
+        made = Made(self.exchange, self.scheduler, factory_class=self._factory, **fields)
+        self.scheduler.submit(made.factory)
+        return made
+
+    def finish(self, instance: FakeInstance) -> None:
+        """Let an instance end its oldest batch."""
+        instance.finish()
+        self.scheduler.has_room()
+
+    def set_state(self, instance: FakeInstance, state: State, due_s: float | None = None) -> None:
+        """Change an instance's state and say so."""
+        instance.state, instance.start_due_s = state, due_s
+        self.scheduler.instance_changed(instance)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def exchange() -> FakeExchange:
     """Return memory that counts."""
@@ -152,3 +241,18 @@ def turn(loop: asyncio.AbstractEventLoop) -> Callable[..., None]:
         loop.run_until_complete(wait())
 
     return run
+
+
+@pytest.fixture
+def make(loop, exchange):
+    """Return `make(policy, *room of each instance)`."""
+    worlds: list[World] = []
+
+    def make(policy: BatchPolicy | None = None, *most: int) -> World:
+        world = World(loop, exchange, policy or BatchPolicy(), *(most or (1,)))
+        worlds.append(world)
+        return world
+
+    yield make
+    for world in worlds:
+        world.scheduler.close()

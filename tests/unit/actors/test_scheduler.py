@@ -3,103 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
-from actorserve.actors.scheduler import Scheduler
-from actorserve.clock import monotonic_s
 from actorserve.errors import InvalidArgument, Unavailable
 from actorserve.state.backlog import QueuePolicy
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
-from actorserve.wire.messages import WireResponse
-from tests.unit.actors.conftest import FakeNode, Made
-
-
-class FakeInstance:
-    """An instance that notes its batches and answers them when it is told to."""
-
-    def __init__(self, name: str = "i", most: int = 1) -> None:
-        self.name = name
-        self.most = most
-        self.state = State.RUNNING
-        self.reason = "as it is"
-        self.start_due_s: float | None = None
-        self.batches: list[list[Any]] = []
-        self.begun: list[list[Any]] = []
-
-    @property
-    def is_running(self) -> bool:
-        return self.state is State.RUNNING
-
-    @property
-    def room(self) -> int:
-        return self.most - len(self.batches) if self.is_running else 0
-
-    def dispatch(self, factories: list[Any]) -> None:
-        live = [each for each in factories if each.dispatch(0) is not None]
-        if live:
-            self.batches.append(live)
-            self.begun.append([each.key for each in live])
-
-    def tell_cancelled(self, factory: Any) -> bool:
-        return any(factory in batch for batch in self.batches)
-
-    def finish(self) -> None:
-        """Answer the oldest batch."""
-        for factory in self.batches.pop(0):
-            factory.respond(WireResponse(factory.key), None)
-
-
-class World:
-    """A scheduler with its instances."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, exchange: Any, policy: BatchPolicy, *most: int
-    ) -> None:
-        self.exchange = exchange
-        self.scheduler = Scheduler(FakeNode(loop), "model 'm' version 1", policy)  # type: ignore[arg-type]
-        self.instances = [FakeInstance(f"i{n}", each) for n, each in enumerate(most)]
-        self.changes = 0
-        self.scheduler.employ(self.instances, self._on_change)  # type: ignore[arg-type]
-
-    def _on_change(self) -> None:
-        self.changes += 1
-
-    def submit(self, **fields: Any) -> Made:
-        """Submit one request."""
-        fields.setdefault("arrival_s", monotonic_s())
-        made = Made(self.exchange, self.scheduler, **fields)
-        self.scheduler.submit(made.factory)
-        return made
-
-    def finish(self, instance: FakeInstance) -> None:
-        """Let an instance end its oldest batch."""
-        instance.finish()
-        self.scheduler.has_room()
-
-    def set_state(self, instance: FakeInstance, state: State, due_s: float | None = None) -> None:
-        """Change an instance's state and say so."""
-        instance.state, instance.start_due_s = state, due_s
-        self.scheduler.instance_changed(instance)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def make(loop, exchange):
-    """Return `make(policy, *room of each instance)`."""
-    worlds: list[World] = []
-
-    def make(policy: BatchPolicy | None = None, *most: int) -> World:
-        world = World(loop, exchange, policy or BatchPolicy(), *(most or (1,)))
-        worlds.append(world)
-        return world
-
-    yield make
-    for world in worlds:
-        world.scheduler.close()
-
+from tests.unit.actors.conftest import Made
 
 # --- who and where -------------------------------------------------------------------------------
 

@@ -117,6 +117,18 @@ def test_put_back_keeps_order_limit_and_deadline() -> None:
     assert sorted(_keys(backlog.expire(1.0))) == [0, 1, 2]
 
 
+def test_equal_deadlines_expire_in_the_order_of_arrival() -> None:
+    """Also where some were put back meanwhile (found by test_queue_properties.py, seed 6503)."""
+    backlog = Backlog[Item](QueuePolicy(default_timeout_us=SECOND_US))
+    for key in (1, 2, 3):
+        backlog.push(Item(key))
+    first, second = backlog.take(2)
+    backlog.push_front([first])
+    backlog.push_front([second])
+    assert _keys(list(backlog)) == [2, 1, 3]
+    assert _keys(backlog.expire(1.0)) == [1, 2, 3]
+
+
 def test_remove_finds_a_request_wherever_it_stands() -> None:
     """Waiting, delayed, or not there at all."""
     backlog = Backlog[Item](QueuePolicy("DELAY", SECOND_US))
@@ -148,6 +160,20 @@ def test_72_gone_requests_leave_no_deadlines_behind() -> None:
     assert len(backlog._deadlines) < 200
     backlog.take(10)
     assert backlog.next_deadline_s() is None and not backlog._deadlines
+
+
+def test_sweeping_out_deadlines_of_gone_requests_spares_the_others() -> None:
+    """Between hundreds that come and go, those that stay expire when they should."""
+    backlog = Backlog[Item](QueuePolicy(allow_timeout_override=True))
+    staying = range(0, 1000, 100)
+    for key in range(1000):
+        backlog.push(Item(key, timeout_us=(2000 - key) * SECOND_US))
+        if key not in staying:
+            backlog.remove(key)
+    assert len(backlog._deadlines) < 200
+    for key in reversed(staying):
+        assert backlog.next_deadline_s() == 2000.0 - key
+        assert _keys(backlog.expire(2000.0 - key)) == [key]
 
 
 def test_75_hundred_thousand_requests_come_and_go() -> None:

