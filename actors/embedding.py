@@ -113,6 +113,9 @@ class Embedding(ABC):
     ) -> AsyncGenerator[Outputs, None]:
         """Yield the responses to one request as they come; a plain model has exactly one.
 
+        A decoupled model is at most a window of responses ahead of the loop. A response that is an
+        error is raised, and ends the request.
+
         Arguments and errors are those of `infer`; `timeout_s` is for the whole of it. Leaving the
         loop early cancels the request.
         """
@@ -125,12 +128,13 @@ class Embedding(ABC):
             dict(parameters) if parameters else {},
             priority=priority,
             timeout_us=_microseconds(timeout_s),
+            takes_stream=True,
         )
         loop = self._node.loop
         inbox = _Inbox(loop)
         factory = self.submit(request, inbox.put)
         timer = None if timeout_s is None else _expire_in(loop, factory, model, timeout_s)
-        is_over, count = False, 0
+        is_over = False
         try:
             while not is_over:
                 response = await inbox.take()
@@ -140,9 +144,11 @@ class Embedding(ABC):
                         raise response.error
                     finally:
                         del response  # as in infer
-                if response.outputs or not is_over or not count:
-                    count += 1
-                    yield {tensor.name: array_of(tensor) for tensor in response.outputs}
+                factory.consumed()
+                if not response.is_empty:
+                    outputs_now = {tensor.name: array_of(tensor) for tensor in response.outputs}
+                    del response
+                    yield outputs_now
         finally:
             if timer is not None:
                 timer.cancel()

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches that one incarnation of a stub has: sent, answered, or lost with it.
+"""What one incarnation of a stub has: batches and requests, sent, answered, or lost with it.
 
 A batch's number counts up within the incarnation; the stub writes the number that it begins on
 the health page. So when it dies, the batches beyond that number are known to be untouched: they
 are queued again, and "at most once" holds for the others, which fail.
+
+A request may outlive its batch: the model has kept its sender. What such a sender may send is its
+credit, on the health page: what the client has taken, and a window more, which is smaller where
+many requests share the stub's lane.
 """
 
 from __future__ import annotations
@@ -20,10 +24,18 @@ from actorserve.errors import (
 from actorserve.runtime.exchange import Exchange
 from actorserve.runtime.host_end import HostEnd
 from actorserve.wire.codec import encode
-from actorserve.wire.messages import Execute, Executed, WireRequest, WireResponse
+from actorserve.wire.messages import Execute, Executed, Granted, WireRequest, WireResponse
 
 NO_SLOT = -1
 """The cancel slot of a request beyond the page's slots: it cannot be told, only its end dropped."""
+
+
+WINDOW = 64
+LEAST_WINDOW = 8
+WINDOWS_TOTAL = 1024
+"""Responses on their way: of one request at most and at least, and of a stub altogether."""
+
+UNLIMITED = 1 << 62
 
 
 class Lost(msgspec.Struct):
@@ -39,8 +51,11 @@ class Lost(msgspec.Struct):
 class InFlight:
     """What is at one stub. Belongs to the supervisor's loop."""
 
-    def __init__(self, instance: str, end: HostEnd, exchange: Exchange) -> None:
+    def __init__(
+        self, instance: str, end: HostEnd, exchange: Exchange, *, decoupled: bool = False
+    ) -> None:
         self._instance = instance
+        self._decoupled = decoupled
         self._end = end
         self._exchange = exchange
         self._number = 0
@@ -54,6 +69,15 @@ class InFlight:
         """Return the number of batches that are not answered yet."""
         return len(self._batches)
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether another request could be told to stop, or to wait."""
+        return bool(self._slots)
+
+    def request(self, key: int) -> ResponseFactory | None:
+        """Return a request that is here."""
+        return self._requests.get(key)
+
     # --- sending ---------------------------------------------------------------------------------
 
     def send(self, factories: list[ResponseFactory]) -> None:
@@ -65,10 +89,13 @@ class InFlight:
         sent: list[ResponseFactory] = []
         for factory in factories:
             slot = self._slots.pop() if self._slots else NO_SLOT
-            wire = factory.dispatch(slot)
+            wire = factory.dispatch(self, slot)
             if wire is None:
                 self._give_slot(slot)
                 continue
+            if self._decoupled and slot != NO_SLOT:
+                factory.granted = factory.taken + self._window()
+                self._end.page.grant(slot, factory.key, factory.granted)
             wires.append(wire)
             sent.append(factory)
         if not wires:
@@ -111,13 +138,36 @@ class InFlight:
             self._give_slot(factory.cancel_slot)
             factory.fail(error)
 
-    def tell_cancelled(self, factory: ResponseFactory) -> bool:
-        """Set the cancel word of a request that is here; False where it is not."""
-        if factory.key not in self._requests:
-            return False
-        if factory.cancel_slot != NO_SLOT:
+    # --- what factories ask for (response_factory.Place) -----------------------------------------
+
+    def tell_cancelled(self, factory: ResponseFactory) -> None:
+        """Set the cancel word of a request that is here."""
+        if factory.key in self._requests and factory.cancel_slot != NO_SLOT:
             self._end.page.cancel(factory.cancel_slot, factory.key)
-        return True
+
+    def extend_credit(self, factory: ResponseFactory) -> None:
+        """Grant what the client has taken and a window more, in steps of half a window."""
+        if not self._decoupled:
+            return
+        window = self._window()
+        total = factory.taken + window
+        if total - factory.granted >= window >> 1:
+            self._grant(factory, total)
+
+    def lift_credit(self, factory: ResponseFactory) -> None:
+        """Let a sender go on that nobody listens to: it must not wait for ever."""
+        if self._decoupled:
+            self._grant(factory, UNLIMITED)
+
+    def _grant(self, factory: ResponseFactory, total: int) -> None:
+        if factory.key not in self._requests or factory.cancel_slot == NO_SLOT:
+            return
+        factory.granted = total
+        if self._end.page.grant(factory.cancel_slot, factory.key, total):
+            self._end.send_control(Granted([factory.key]))
+
+    def _window(self) -> int:
+        return max(LEAST_WINDOW, min(WINDOW, WINDOWS_TOTAL // (len(self._requests) + 1)))
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -142,8 +192,9 @@ class InFlight:
         # Not before: where a response is broken, the stub's death settles the whole batch.
         del self._batches[executed.batch]
         self.executed += 1
+        still_open = set(executed.still_open)
         for factory in factories:
-            if factory.key in self._requests:
+            if factory.key in self._requests and factory.key not in still_open:
                 self._forget(factory)
                 factory.fail(InternalError(f"'{self._instance}' gave no answer to the request"))
 
@@ -151,8 +202,12 @@ class InFlight:
         """Settle everything after the stub's death; returns what is to be queued again."""
         begun = self._end.page.last_begun()
         batches, self._batches = self._batches, {}
-        self._requests.clear()
+        requests, self._requests = self._requests, {}
         lost = Lost([], [])
+        in_batches = {factory.key for each in batches.values() for factory in each}
+        for key, factory in requests.items():
+            if key not in in_batches and factory.lose_stub(error):
+                lost.retried.append(factory)
         for number, factories in batches.items():
             if number > begun:
                 lost.untouched.extend([each for each in factories if each.take_back()])
@@ -168,6 +223,7 @@ class InFlight:
 
     def _forget(self, factory: ResponseFactory) -> None:
         del self._requests[factory.key]
+        factory.place = None
         self._give_slot(factory.cancel_slot)
 
     def _give_slot(self, slot: int) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import InFlight, Lost
 from actorserve.actors.node import Node
 from actorserve.clock import monotonic_s
@@ -35,12 +36,15 @@ from actorserve.state.restart import Restart
 from actorserve.wire.messages import (
     Attached,
     BootFailed,
+    CancelCall,
     Executed,
     Finalize,
     Finalized,
+    Infer,
     Initialize,
     Initialized,
     LogRecord,
+    MoveCall,
     PhaseEntered,
     Responded,
     ToSupervisor,
@@ -92,6 +96,7 @@ class Incarnation:
         self.number = number
         self.child: Child | None = None
         self.is_over = False
+        self.is_async = False
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._name = plan.name
         self._why = ""  # we end it; beats what its exit says
@@ -108,7 +113,9 @@ class Incarnation:
             first_segment_bytes=node.backend.shm_default_bytes,
             growth_bytes=node.backend.shm_growth_bytes,
         )
-        self.in_flight = InFlight(plan.name, self._end, node.exchange)
+        decoupled = plan.initialize.decoupled
+        self.in_flight = InFlight(plan.name, self._end, node.exchange, decoupled=decoupled)
+        self.calls = CallDesk(node, plan.name, self._end, self.in_flight)
         self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
 
     # --- orders ----------------------------------------------------------------------------------
@@ -173,6 +180,9 @@ class Incarnation:
             elif isinstance(message, Responded):
                 for response in message.responses:
                     self.in_flight.respond(response)
+                    has_room = has_room or response.final
+            elif isinstance(message, Infer):
+                self.calls.infer(message)
             else:
                 self._on_report(message)
         if has_room:
@@ -183,10 +193,15 @@ class Incarnation:
             where = {"instance": self._name, "file": message.file, "file_line": message.line}
             level = LEVELS.get(message.level, logging.INFO)
             _log.log(level, "%s", message.message, extra=where)
+        elif isinstance(message, CancelCall):
+            self.calls.cancel(message)
+        elif isinstance(message, MoveCall):
+            self.calls.move(message)
         elif isinstance(message, PhaseEntered):
             if message.phase in _PHASES:
                 self._begin(*_PHASES[message.phase])
         elif isinstance(message, Initialized):
+            self.is_async = message.is_async
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
@@ -219,6 +234,7 @@ class Incarnation:
         self.is_over = True
         reason = self._why or exit_.describe()
         self._end.read_rest()
+        self.calls.close()
         lost = self.in_flight.lose(
             Unavailable(
                 f"stub '{self._name}' died while it had the request: {reason}", RETRY_AFTER_S

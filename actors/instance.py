@@ -78,6 +78,7 @@ class Instance:
         self._stop_waiters: list[asyncio.Future[None]] = []
         self._execute_ns = 0.0
         self._most_batches = 1
+        self._is_overlapping = False
         self._executed = 0
 
     # --- what others ask -------------------------------------------------------------------------
@@ -108,6 +109,11 @@ class Instance:
         current = self._current
         if current is None or current.is_over or self._machine.state is not RUNNING:
             return 0
+        if not current.in_flight.has_slots:
+            return 0
+        if current.calls.has_called and not self._is_overlapping:
+            # It waits for other models, and nothing that is behind it can move meanwhile.
+            return 1 - len(current.in_flight)
         return self._most_batches - len(current.in_flight)
 
     @property
@@ -162,10 +168,6 @@ class Instance:
         if self._current is not None:
             self._current.watch(now_s, is_running=self.is_running)
 
-    def tell_cancelled(self, factory: ResponseFactory) -> bool:
-        """Tell the stub of a cancelled request; False where it does not have it."""
-        return self._current is not None and self._current.in_flight.tell_cancelled(factory)
-
     # --- the machine's actions -------------------------------------------------------------------
 
     def feed(self, event: life.Event) -> None:
@@ -214,6 +216,9 @@ class Instance:
         if state is RUNNING:
             if self._current is not None:
                 self._current.enter(life.Phase.IDLE)
+                limit = self._plan.initialize.concurrent_executes
+                self._is_overlapping = self._current.is_async and limit > 1
+                self._most_batches = limit if self._is_overlapping else 1
             _log.info("%s: ready", self.name)
         elif state is life.State.BACKOFF:
             _log.warning("%s: %s; it will be restarted", self.name, action.reason)
@@ -248,6 +253,8 @@ class Instance:
     def executed(self, executed: Executed) -> None:
         """Count a batch, and learn how long one takes."""
         self._executed += 1
+        if self._is_overlapping:
+            return
         self._execute_ns += (executed.execute_ns - self._execute_ns) * 0.125
         ahead = int(PREFETCH_TARGET_NS / (self._execute_ns + PREFETCH_OVERHEAD_NS))
         self._most_batches = 1 + min(ahead, self._plan.prefetch_most)

@@ -41,6 +41,8 @@ from actorserve.wire.messages import AutoComplete, Initialize
 
 STUB_ENTRY = "actorserve.actors.stub:main"
 PREFETCH_MOST = 16
+CONCURRENT_STREAMS = 256
+"""How many batches an asynchronous decoupled model has in execution, unless it says so itself."""
 _log = logging.getLogger("actorserve")
 
 
@@ -203,6 +205,8 @@ def _plan_instances(
             draft.config.is_decoupled,
             draft.config.max_batch_size,
             parameters.readonly_inputs,
+            parameters.concurrent_executes
+            or (CONCURRENT_STREAMS if draft.config.is_decoupled else 1),
         )
         plan = InstancePlan(
             each.name,

@@ -15,7 +15,7 @@ from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
 from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, BootError, Unavailable
+from actorserve.errors import ActorserveError, BootError, DecoupledModel, Unavailable
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
@@ -149,6 +149,11 @@ class ModelVersion:
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> ResponseFactory:
         """Check and enqueue. Raises ActorserveError; slabs are then still the caller's."""
+        if self.info.decoupled and not request.takes_stream:
+            raise DecoupledModel(
+                f"model '{self.info.name}' is decoupled and answers with any number of responses: "
+                "ask it for a stream"
+            )
         checked = self._rules.check(request)
         parameters = parameters_text(request)
         self._scheduler.check_available()

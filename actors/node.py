@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
 from actorserve.actors.crash import CrashStore
 from actorserve.config import PythonBackendConfig, Settings
+from actorserve.errors import NotFound
 from actorserve.ids import Ids, Serial
 from actorserve.runtime.child import Spawner
 from actorserve.runtime.exchange import Exchange
@@ -37,3 +40,9 @@ class Node:
             growth_bytes=backend.shm_growth_bytes,
         )
         self.crashes = CrashStore(settings.crash_dir)
+        self.route: Callable[[str, str], Any] = _no_route
+        self.watch_calls: Callable[[Any], None] = lambda desk: None
+
+
+def _no_route(name: str, version: str) -> NoReturn:
+    raise NotFound(f"Request for unknown model: '{name}' is not found")

@@ -39,6 +39,7 @@ from actorserve.state.request import (
     FAIL,
     FINAL,
     FREE,
+    GONE,
     REQUEUE,
     RESPONSE,
     STUB_DIED_RETRY,
@@ -60,6 +61,19 @@ _decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).d
 _encode_parameters = msgspec.json.Encoder().encode
 
 
+class Place(Protocol):
+    """What has requests at one stub (InFlight), as a factory needs it."""
+
+    def tell_cancelled(self, factory: ResponseFactory) -> None:
+        """Set the request's cancel word."""
+
+    def extend_credit(self, factory: ResponseFactory) -> None:
+        """Let its sender send more, as the client has taken some."""
+
+    def lift_credit(self, factory: ResponseFactory) -> None:
+        """Let its sender send whatever it likes: it is dropped."""
+
+
 class Desk(Protocol):
     """Where requests wait and run: the scheduler, as a factory needs it."""
 
@@ -67,9 +81,6 @@ class Desk(Protocol):
 
     def remove(self, factory: ResponseFactory) -> None:
         """Take a queued request out."""
-
-    def tell_cancelled(self, factory: ResponseFactory) -> None:
-        """Set the cancel word of a request that a stub has."""
 
     def ended(self, factory: ResponseFactory) -> None:
         """Count the end of a request."""
@@ -79,7 +90,9 @@ class ResponseFactory(Life):
     """One request from its acceptance to its end. `key` is its id here, never used twice.
 
     `rows`, `signature`, `arrival_s` (monotonic), `priority` and `timeout_us` are what the queue
-    goes by; see state/backlog.py.
+    goes by; see state/backlog.py. `place` is where it is at a stub, None while it is at none.
+    `taken` and `granted` count the responses that the client has taken and that may be sent in
+    all. `children` are the calls that were made for it, which are cancelled with it.
     """
 
     __slots__ = (
@@ -93,12 +106,16 @@ class ResponseFactory(Life):
         "_request",
         "arrival_s",
         "cancel_slot",
+        "children",
         "dropped",
+        "granted",
         "has_failed",
         "key",
+        "place",
         "priority",
         "rows",
         "signature",
+        "taken",
         "timeout_us",
     )
 
@@ -125,6 +142,9 @@ class ResponseFactory(Life):
         self.timeout_us = request.timeout_us
         self.arrival_s = arrival_s
         self.cancel_slot = 0
+        self.children: set[ResponseFactory] | None = None
+        self.place: Place | None = None
+        self.taken = self.granted = 0
         self.dropped = 0
         self.has_failed = False
         self._request = request
@@ -138,10 +158,11 @@ class ResponseFactory(Life):
 
     # --- on the way to a stub --------------------------------------------------------------------
 
-    def dispatch(self, cancel_slot: int) -> WireRequest | None:
+    def dispatch(self, place: Place, cancel_slot: int) -> WireRequest | None:
         """Return what goes to the stub; None where the request has ended meanwhile."""
         if self.step(DISPATCH) & DROP:
             return None
+        self.place = place
         self.cancel_slot = cancel_slot
         request = self._request
         return WireRequest(
@@ -189,6 +210,12 @@ class ResponseFactory(Life):
             self._end()
         return bool(todo & FREE)
 
+    def consumed(self, count: int = 1) -> None:
+        """Hear that the client has taken responses; see triton.inference.InFlight."""
+        self.taken += count
+        if self.place is not None:
+            self.place.extend_credit(self)
+
     def _response(self, wire: WireResponse, peer: Peer) -> InferResponse:
         request = self._request
         error = wire.error
@@ -215,6 +242,8 @@ class ResponseFactory(Life):
             parameters,
             None,
             wire.final,
+            wire.is_empty,
+            (wire, peer.arena),
         )
 
     def _failure(self, error: ActorserveError, final: bool = True) -> InferResponse:
@@ -243,6 +272,7 @@ class ResponseFactory(Life):
 
     def lose_stub(self, error: ActorserveError) -> bool:
         """Take the death of the stub that had it; True when the request is to be queued again."""
+        self.place = None
         todo = self.stub_died(self._desk.retries)
         if todo & REQUEUE:
             return True
@@ -254,6 +284,7 @@ class ResponseFactory(Life):
 
     def take_back(self) -> bool:
         """Take it back from a stub that never began it; True when it is to be queued again."""
+        self.place = None
         todo = self.step(STUB_DIED_RETRY)
         if todo & REQUEUE:
             return True
@@ -277,7 +308,12 @@ class ResponseFactory(Life):
         if todo & UNQUEUE:
             self._desk.remove(self)
         if todo & TELL:
-            self._desk.tell_cancelled(self)
+            if self.place is not None:
+                self.place.tell_cancelled(self)
+            for child in list(self.children or ()):
+                child.cancel()
+        if self.state == GONE and self.place is not None:
+            self.place.lift_credit(self)
         if todo & FAIL:
             self._deliver(self._failure(error))
         if todo & END:

@@ -110,12 +110,6 @@ class Scheduler:
         """Take a queued request out."""
         self._queue.remove(factory.key)
 
-    def tell_cancelled(self, factory: ResponseFactory) -> None:
-        """Tell the stub that has the request."""
-        for instance in self._instances:
-            if instance.tell_cancelled(factory):
-                return
-
     def ended(self, factory: ResponseFactory) -> None:
         """Count the end of a request, and wake who waits for the last one."""
         self._pending.pop(factory.key, None)

@@ -153,6 +153,7 @@ class Supervisor(Embedding):
         loop = asyncio.get_running_loop()
         executor = ThreadPoolExecutor(2, "actorserve-memory")
         self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
+        self._node_or_none.route = self._version
         self._models = {}
         self._is_stopping = self._is_loaded = self._are_loads_cut = False
         self._hurried = asyncio.Event()

@@ -125,6 +125,10 @@ class Unsupported(ActorserveError):
     code = Code.UNSUPPORTED
 
 
+class DecoupledModel(Unsupported):
+    """One response was asked of a model that may give any number of them."""
+
+
 class AlreadyExists(ActorserveError):
     """The name is taken."""
 

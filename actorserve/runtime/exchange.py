@@ -85,6 +85,36 @@ class ArenaSlab:
             exchange.drop(self.handle)
 
 
+class BorrowedSlab(ArenaSlab):
+    """A body in a peer's arena that another one is to have: the same as a slab of our own.
+
+    The memory stays while `buffer` does; `take` turns that into a hold of the caller's.
+    """
+
+    __slots__ = ()
+
+    def take(self) -> Handle:
+        """Pass a hold on to the caller; the handle says whether others use the block too."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            raise ProtocolError("a slab was used after it had been released or taken")
+        handle = self.handle
+        exchange.hold(handle)
+        # Two holds are ours by now: this view's, and the one that is passed on.
+        if exchange.holders(handle) > 2:
+            handle = msgspec.structs.replace(handle, shared=True)
+        self.buffer = _NOTHING
+        return handle
+
+    def release(self) -> None:
+        """Let the memory go; idempotent, harmless after `take`."""
+        self._exchange = None
+        self.buffer = _NOTHING
+
+
+_NOTHING = memoryview(b"")
+
+
 class Exchange:
     """Count, map and forward tensor memory for all channels of one supervisor."""
 
@@ -101,6 +131,7 @@ class Exchange:
         self._ledger = Ledger()
         self._segments: dict[Key, Segment] = {}
         self._peers: dict[int, Peer] = {}
+        self._orphans: set[int] = set()  # arenas of dead peers that somebody still needs
         self._dropped: deque[Key] = deque()
         self._growing: asyncio.Future[None] | None = None
 
@@ -124,10 +155,19 @@ class Exchange:
         if self._peers.pop(peer.arena, None) is None:
             return
         self._ledger.forget(peer.arena)
-        self._views.forget_arena(peer.arena)
-        for key in [key for key in self._segments if key[0] == peer.arena]:
-            del self._segments[key]
         self.settle()
+        if self._ledger.knows_arena(peer.arena):
+            # Another peer has not mapped it yet, perhaps: its segments are sent on first use.
+            self._orphans.add(peer.arena)
+        else:
+            self._forget_arena(peer.arena)
+
+    def _forget_arena(self, arena: int) -> None:
+        """Let the segments of a dead peer go; views that are alive keep their memory."""
+        self._orphans.discard(arena)
+        self._views.forget_arena(arena)
+        for key in [key for key in self._segments if key[0] == arena]:
+            del self._segments[key]
 
     def add_segment(self, arena: int, index: int, segment: Segment) -> None:
         """Map a segment that a peer announced of its own arena."""
@@ -226,6 +266,26 @@ class Exchange:
             raise
         return memoryview(array)  # type: ignore[arg-type]  # numpy's stubs lack the buffer
 
+    def borrow(self, peer: Peer, handle: Handle) -> BorrowedSlab:
+        """Return a body that `peer` sent by handle, to be sent on. Raises as `receive`."""
+        return BorrowedSlab(self, handle, self.receive(peer, handle))
+
+    def holders(self, handle: Handle) -> int:
+        """Return how many holds and loans there are on a block."""
+        return self._ledger.total((handle.arena, handle.block))
+
+    def is_shared(self, handle: Handle, sender: int) -> bool:
+        """Whether others than whoever holds this one view of ours use a block that was sent to us.
+
+        The `sender` (an arena's number) has let go of what is not its own, see StubEnd.own; its
+        releases may only not have come yet.
+        """
+        key = (handle.arena, handle.block)
+        others = self._ledger.total(key) - 1
+        if handle.arena != sender:
+            others -= self._ledger.lent(sender, key)
+        return others > 0
+
     def _expect_segment(self, peer: Peer, handle: Handle) -> None:
         """Map a segment that the peer has announced by now, or it is a ProtocolError."""
         peer.receive_segments()
@@ -282,6 +342,8 @@ class Exchange:
                 owner = self._peers.get(arena)
                 if owner is not None:
                     owner.return_block(arena, block)
+                elif arena in self._orphans and not ledger.knows_arena(arena):
+                    self._forget_arena(arena)
 
     def trim(self, keep_bytes: int) -> int:
         """Give idle pages back to the system; returns how many bytes went."""

@@ -103,6 +103,10 @@ class Ledger:
         """Return all holds and loans of a block; 1 means that whoever has it is alone."""
         return self._totals.get(key, 0)
 
+    def knows_arena(self, arena: int) -> bool:
+        """Tell whether anybody needs a block of an arena. Looks at every block."""
+        return any(key[0] == arena for key in self._totals)
+
     def forget(self, peer: int) -> dict[Key, int]:
         """Give all loans of a dead peer back; return them (block: how often)."""
         loans = self._lent.pop(peer, {})

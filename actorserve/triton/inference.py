@@ -7,7 +7,7 @@ These objects stay inside the supervisor's process; wire/messages.py has their t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,6 +50,7 @@ class InferRequest(msgspec.Struct):
 
     `outputs` names the wanted outputs, empty for all. `priority` 0 means the default level;
     `timeout_us` 0 means none. `parameters` are the client's own, without the reserved ones.
+    `takes_stream` says that any number of responses is welcome, as decoupled models give.
     """
 
     model_name: str
@@ -63,10 +64,15 @@ class InferRequest(msgspec.Struct):
     sequence_end: bool = False
     priority: int = 0
     timeout_us: int = 0
+    takes_stream: bool = False
 
 
 class InferResponse(msgspec.Struct):
-    """A response of a model; `error` is set instead of outputs where the model failed."""
+    """A response of a model; `error` is set instead of outputs where the model failed.
+
+    `is_empty` marks the bare end of a stream: no response, only `final`. `source` is what it was
+    made of, for whoever sends it on without looking at it.
+    """
 
     model_name: str
     model_version: str
@@ -75,6 +81,8 @@ class InferResponse(msgspec.Struct):
     parameters: dict[str, Parameter] = {}
     error: ActorserveError | None = None
     final: bool = True
+    is_empty: bool = False
+    source: Any = None
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -105,6 +113,15 @@ class InFlight(Protocol):
     def cancel(self) -> None:
         """Cancel it: queued work is dropped, running work is told. The answer still comes once."""
 
+    def disconnect(self) -> None:
+        """Cancel it without an answer: nobody is left to hear one."""
+
+    def consumed(self, count: int = 1) -> None:
+        """Say that the client has taken so many responses of a decoupled model.
+
+        The model's sender is some responses ahead of that and no more: without this a stream stops.
+        """
+
 
 class Door(Protocol):
     """The server as a front end sees it. All methods are called on the server's loop."""
@@ -114,7 +131,8 @@ class Door(Protocol):
     ) -> InFlight:
         """Validate and enqueue; `on_response` is called on the loop, for each response once.
 
-        The last one has `final` set, and may carry an error. Raises ActorserveError at once for a
+        The last one has `final` set, and may carry an error. A decoupled model's responses have to
+        be acknowledged with InFlight.consumed. Raises ActorserveError at once for a
         request that cannot be accepted (then nothing is called and every slab is released).
         """
 

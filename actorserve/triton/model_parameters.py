@@ -39,6 +39,7 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     execute_timeout_s: float | None = None
     retry_on_stub_death: int = 0
     readonly_inputs: bool = False
+    concurrent_executes: int = 0
     execution_env_path: str = ""
     force_cpu_only_input_tensors: bool = True
 
@@ -132,6 +133,9 @@ PARAMETERS: tuple[ParameterRule, ...] = (
     ParameterRule("RETRY_ON_STUB_DEATH", "retry_on_stub_death", _count,
                   "how often a request whose stub died is tried again: for work that may be done "
                   "twice"),
+    ParameterRule("CONCURRENT_EXECUTES", "concurrent_executes", _count,
+                  "how many batches an `async def execute` may have at a time, 0 for the default: "
+                  "256 in a decoupled model, else 1"),
     ParameterRule("SHARED_INPUTS", "readonly_inputs", _is_readonly,
                   "`copy` or `readonly`: what the model sees of an input that others hold too, a "
                   "copy of its own or a read-only view"),
