@@ -4,76 +4,31 @@
 Such a child must find this package and nothing else of ours: not our site-packages, whose
 compiled modules are for another Python. It gets a private folder as PYTHONPATH that holds only a
 link to the package.
-
-A supervisor that is killed cannot remove its folder. So each holds a `flock` on its own, and
-whoever makes the next one removes those that nobody holds; pids prove nothing here, as other
-containers may share the place.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from actorserve.errors import BootError, InvalidArgument
+from actorserve.process.private_folder import PrivateFolder
 
 _PREFIX = "actorserve-path-"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OURS_ALONE = (b"PYTHONHOME", b"PYTHONPATH", b"VIRTUAL_ENV", b"CONDA_PREFIX")
+_SYSTEM = (Path("/"), Path("/usr"), Path("/usr/local"))
 
 
-class PackageFolder:
+class PackageFolder(PrivateFolder):
     """A folder that holds a link to this package; made on first use, gone after `close()`."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
-        self._lock_fd = -1
+        super().__init__(_PREFIX)
 
-    def path(self) -> Path:
-        """Return the folder; raise OSError where temporary files cannot be made."""
-        if self._path is None:
-            _remove_abandoned(Path(tempfile.gettempdir()))
-            # Locked before it gets the name that sweepers look for.
-            fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-            self._lock_fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._path = fresh.rename(fresh.with_name(fresh.name[1:]))
-            (self._path / "actorserve").symlink_to(_PACKAGE, target_is_directory=True)
-        return self._path
-
-    def close(self) -> None:
-        """Remove the folder. Idempotent."""
-        path, self._path = self._path, None
-        if path is not None:
-            shutil.rmtree(path, ignore_errors=True)
-        self.disown()
-
-    def disown(self) -> None:
-        """Forget the folder without removing it, in a process that was forked from its owner."""
-        self._path = None
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def _remove_abandoned(place: Path) -> None:
-    for folder in place.glob(f"{_PREFIX}*"):
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            if os.fstat(fd).st_uid == os.getuid():
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # its owner lives
-        finally:
-            os.close(fd)
+    def _fill(self, path: Path) -> None:
+        (path / "actorserve").symlink_to(_PACKAGE, target_is_directory=True)
 
 
 def check_interpreter(python: str) -> None:
@@ -96,7 +51,8 @@ def foreign_environment(python: str, extra: Mapping[str, str], folder: Path) -> 
     """Return the environment for the interpreter `python`, with `extra` over it.
 
     What names our own interpreter's places is left out; a venv or a conda environment around
-    `python` is named, and stands first in PATH, as its activation would do it.
+    `python` is named, and stands first in PATH, as its activation would do it. Its libraries
+    stand first in LD_LIBRARY_PATH, but for those of the system, which need no naming.
     """
     given = _encoded(extra)
     environment = {key: value for key, value in os.environb.items() if key not in _OURS_ALONE}
@@ -107,6 +63,9 @@ def foreign_environment(python: str, extra: Mapping[str, str], folder: Path) -> 
         environment[b"CONDA_PREFIX"] = os.fsencode(prefix)
     paths = [os.fsencode(prefix / "bin"), environment.get(b"PATH", b"")]
     environment[b"PATH"] = b":".join(filter(None, paths))
+    if prefix not in _SYSTEM and (prefix / "lib").is_dir():
+        paths = [os.fsencode(prefix / "lib"), environment.get(b"LD_LIBRARY_PATH", b"")]
+        environment[b"LD_LIBRARY_PATH"] = b":".join(filter(None, paths))
     environment.update(given)
     paths = [os.fsencode(folder), given.get(b"PYTHONPATH", b"")]
     environment[b"PYTHONPATH"] = b":".join(filter(None, paths))

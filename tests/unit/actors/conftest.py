@@ -45,20 +45,40 @@ class FakeExchange:
         self.discarded += [t.data.block for t in tensors if isinstance(t.data, Handle)]
 
 
+class FakePlace:
+    """A stub that notes what a factory tells it."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.credited: list[int] = []
+        self.lifted: list[int] = []
+
+    def tell_cancelled(self, factory: ResponseFactory) -> None:
+        self.told.append(factory.key)
+
+    def extend_credit(self, factory: ResponseFactory) -> None:
+        self.credited.append(factory.taken)
+
+    def lift_credit(self, factory: ResponseFactory) -> None:
+        self.lifted.append(factory.key)
+
+
+class FakePeer:
+    """The end of a stub's channel, as far as a response names it."""
+
+    arena = 2
+
+
 class FakeDesk:
     """A scheduler that notes what it is told."""
 
     def __init__(self, retries: int = 0) -> None:
         self.retries = retries
         self.removed: list[int] = []
-        self.told: list[int] = []
         self.finished: list[int] = []
 
     def remove(self, factory: ResponseFactory) -> None:
         self.removed.append(factory.key)
-
-    def tell_cancelled(self, factory: ResponseFactory) -> None:
-        self.told.append(factory.key)
 
     def ended(self, factory: ResponseFactory) -> None:
         self.finished.append(factory.key)
@@ -86,6 +106,7 @@ class Made:
             WireTensor("A", 11, (2000,), Handle(1, number, 0, 0, 8000)),
             WireTensor("B", 11, (1,), b"\0\0\0\0"),
         ]
+        self.place = FakePlace()
         self.factory = factory_class(
             number,
             request,
@@ -100,6 +121,10 @@ class Made:
             desk,
             on_response or self.responses.append,
         )
+
+    def dispatch(self, slot: int = 0) -> Any:
+        """Send it to a stub that notes what it is told."""
+        return self.factory.dispatch(self.place, slot)
 
     @property
     def key(self) -> int:
@@ -138,6 +163,7 @@ class FakeInstance:
         self.start_due_s: float | None = None
         self.batches: list[list[Any]] = []
         self.begun: list[list[Any]] = []
+        self.place = FakePlace()
 
     @property
     def is_running(self) -> bool:
@@ -148,18 +174,15 @@ class FakeInstance:
         return self.most - len(self.batches) if self.is_running else 0
 
     def dispatch(self, factories: list[Any]) -> None:
-        live = [each for each in factories if each.dispatch(0) is not None]
+        live = [each for each in factories if each.dispatch(self.place, 0) is not None]
         if live:
             self.batches.append(live)
             self.begun.append([each.key for each in live])
 
-    def tell_cancelled(self, factory: Any) -> bool:
-        return any(factory in batch for batch in self.batches)
-
     def finish(self) -> None:
         """Answer the oldest batch."""
         for factory in self.batches.pop(0):
-            factory.respond(WireResponse(factory.key), None)
+            factory.respond(WireResponse(factory.key), FakePeer())
 
     def die(self, error: ActorserveError) -> list[Any]:
         """Lose everything it has; returns what is to be queued again."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from actorserve.actors.bodies import Bodies
 from actorserve.actors.execution import Execution
 from actorserve.errors import Code, ResourceExhausted
 from actorserve.triton import logger
@@ -36,9 +38,13 @@ class FakePage:
     def __init__(self) -> None:
         self.cancelled: set[int] = set()
         self.calls: list[str] = []
+        self.credit = 1000
 
     def begin_batch(self, batch: int, now_ns: int) -> None:
         self.calls.append(f"begin {batch}")
+
+    def granted(self, slot: int) -> int:
+        return self.credit
 
     def end_batch(self) -> None:
         self.calls.append("end")
@@ -62,7 +68,7 @@ class FakeEnd:
         self.withdrawn: list[int] = []
         self.kept: set[int] = set()  # blocks of which the model keeps a view
         self.given_back: list[int] = []
-        self.settled = 0
+        self.settled = self.woken = 0
         self.inputs: dict[int, np.ndarray] = {}
 
     def view(self, handle: Handle, *, writable: bool) -> np.ndarray:
@@ -80,6 +86,12 @@ class FakeEnd:
         if handle.block in self.kept:
             return self.place(np.zeros(handle.nbytes, np.uint8))
         return handle
+
+    def forwarded(self, tensors: list[WireTensor]) -> None:
+        pass
+
+    def wake_control(self) -> None:
+        self.woken += 1
 
     def withdraw(self, tensors: list[WireTensor]) -> None:
         self.withdrawn += [t.data.block for t in tensors if isinstance(t.data, Handle)]
@@ -119,7 +131,7 @@ def lines() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def run(end: FakeEnd, lines: list[str]) -> Iterator[Callable[..., list[WireResponse]]]:
+def run(end: FakeEnd, lines: list[str]) -> Callable[..., list[WireResponse]]:
     """Return `run(execute, *wires, **setting)`: one batch through a model's execute."""
     executions: list[Execution] = []
 
@@ -127,14 +139,17 @@ def run(end: FakeEnd, lines: list[str]) -> Iterator[Callable[..., list[WireRespo
         model = type("Model", (), {"execute": staticmethod(execute)} if execute else {})()
         decoupled = setting.pop("decoupled", False)
         settings = Initialize("/repo/m/1/model.py", {}, decoupled, 0, **setting)
-        execution = Execution(end, model, settings)  # type: ignore[arg-type]
+        bodies = Bodies(end, shared_inputs=settings.shared_inputs)  # type: ignore[arg-type]
+        execution = Execution(end, model, settings, bodies)  # type: ignore[arg-type]
         executions.append(execution)
-        execution.run(Execute(7, list(wires or [request(1)])))
+        message = Execute(7, list(wires or [request(1)]))
+        if execution.is_async:
+            asyncio.run(execution.run_async(message))
+        else:
+            execution.run(message)
         return end.responses
 
-    yield run
-    for execution in executions:
-        execution.close()
+    return run
 
 
 def request(number: int, *inputs: WireTensor, **fields: Any) -> WireRequest:

@@ -14,7 +14,7 @@ from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
 from actorserve.state.ordering import Ordering
 from actorserve.wire.messages import Handle, WireError, WireResponse, WireTensor
-from tests.unit.actors.conftest import Made, World
+from tests.unit.actors.conftest import FakePeer, Made, World
 
 DIED = Unavailable("the stub died")
 
@@ -86,7 +86,7 @@ def test_an_error_of_the_model_is_an_answer(heard):
     """It takes its turn, and those behind it go on."""
     world, made, answered = heard(3)
     (factory,) = world.instances[1].batches.pop()
-    factory.respond(WireResponse(factory.key, [], WireError(13, "the model failed")), None)
+    factory.respond(WireResponse(factory.key, [], WireError(13, "the model failed")), FakePeer())
     world.finish(world.instances[2])
     assert answered == []
     world.finish(world.instances[0])
@@ -258,11 +258,11 @@ def test_streamed_responses_leave_in_turn(heard):
     """The first streams; what the second says meanwhile follows when the first is done."""
     world, made, answered = heard(2, 1, 1)
     first, second = made[0].factory, made[1].factory
-    second.respond(WireResponse(second.key, final=False), None)
-    first.respond(WireResponse(first.key, final=False), None)
+    second.respond(WireResponse(second.key, final=False), FakePeer())
+    first.respond(WireResponse(first.key, final=False), FakePeer())
     assert answered == [0]
-    second.respond(WireResponse(second.key), None)
-    first.respond(WireResponse(first.key), None)
+    second.respond(WireResponse(second.key), FakePeer())
+    first.respond(WireResponse(first.key), FakePeer())
     assert answered == [0, 0, 1, 1]
     assert [len(each.finals) for each in made] == [1, 1]
     assert world.scheduler.pending == 0
@@ -301,7 +301,7 @@ def test_large_answers_count_for_more(heard):
     for number in range(2):
         (factory,) = quick.batches.pop()
         tensor = WireTensor("OUT", 11, (1000,), Handle(2, number, 0, 0, 4000))
-        factory.respond(WireResponse(factory.key, [tensor]), None)
+        factory.respond(WireResponse(factory.key, [tensor]), FakePeer())
         world.scheduler.has_room()
     assert not quick.batches
     assert (world.scheduler.stats().held, world.scheduler.stats().queued) == (2, 2)

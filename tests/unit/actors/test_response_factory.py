@@ -17,9 +17,9 @@ from actorserve.errors import (
     Unavailable,
 )
 from actorserve.wire.messages import Handle, WireError, WireResponse, WireTensor
-from tests.unit.actors.conftest import FakeDesk, FakeExchange, Made
+from tests.unit.actors.conftest import FakeDesk, FakeExchange, FakePeer, Made
 
-PEER = object()
+PEER = FakePeer()
 
 
 def output(block: int = 0, **fields: int) -> WireTensor:
@@ -48,7 +48,7 @@ def test_a_request_travels_with_all_that_the_model_may_ask(exchange, desk):
         sequence_end=True,
         timeout_us=77,
     )
-    wire = made.factory.dispatch(5)
+    wire = made.dispatch(5)
     assert wire is not None
     assert wire.id == made.key
     assert wire.request_id == f"r{made.key}"
@@ -60,7 +60,7 @@ def test_a_request_travels_with_all_that_the_model_may_ask(exchange, desk):
 
 def test_a_request_without_extras_travels_light(exchange, desk):
     """No parameters are an empty object."""
-    wire = Made(exchange, desk).factory.dispatch(0)
+    wire = Made(exchange, desk).dispatch()
     assert wire is not None
     assert (wire.parameters, wire.flags) == ("{}", 0)
 
@@ -68,7 +68,7 @@ def test_a_request_without_extras_travels_light(exchange, desk):
 def test_an_answer_becomes_a_response(exchange, desk):
     """Names, types, shapes, parameters, the version that answered; inputs are let go."""
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     wire = WireResponse(made.key, [output(), output(9)], None, '{"p":1}', True)
     assert made.factory.respond(wire, PEER) is True
     (response,) = made.responses
@@ -94,7 +94,7 @@ def test_an_answer_becomes_a_response(exchange, desk):
 def test_a_model_s_error_keeps_its_code(exchange, desk, code, kind):
     """Outputs that came with it are dropped."""
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     error = WireError(int(code), "no")
     made.factory.respond(WireResponse(made.key, [output(4)], error), PEER)
     assert isinstance(made.responses[0].error, kind)
@@ -107,7 +107,7 @@ def test_a_model_s_error_keeps_its_code(exchange, desk, code, kind):
 def test_inputs_are_kept_until_the_end(exchange, desk):
     """A stub may die before it has begun them."""
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     made.factory.respond(answer(made, final=False), PEER)
     assert exchange.dropped == []
     made.factory.respond(answer(made), PEER)
@@ -119,7 +119,7 @@ def test_an_abandoned_request_tells_nobody(exchange, desk):
     made = Made(exchange, desk)
     made.factory.abandon()
     assert (made.responses, desk.finished, exchange.dropped) == ([], [], [made.key])
-    assert made.factory.dispatch(0) is None
+    assert made.dispatch(0) is None
 
 
 # --- answers that cannot be ----------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_an_abandoned_request_tells_nobody(exchange, desk):
 def test_a_broken_answer_leaves_the_request_waiting(exchange, desk, wire):
     """The stub has to go, and its end is the request's answer: once."""
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     with pytest.raises(ProtocolError):
         made.factory.respond(wire, PEER)
     assert (made.responses, desk.finished) == ([], [])
@@ -157,7 +157,7 @@ def test_a_fault_of_whoever_takes_the_response_changes_nothing(exchange, desk, c
         raise RuntimeError("not my day")
 
     made = Made(exchange, desk, on_response=fail)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     assert made.factory.respond(answer(made), PEER) is True
     assert desk.finished == [made.key]
     assert "not my day" in caplog.text
@@ -171,9 +171,9 @@ def test_a_request_is_tried_as_often_as_its_model_allows(exchange):
     desk = FakeDesk(retries=2)
     made = Made(exchange, desk)
     for _ in range(2):
-        assert made.factory.dispatch(0) is not None
+        assert made.dispatch(0) is not None
         assert made.factory.lose_stub(Unavailable("death")) is True
-    made.factory.dispatch(0)
+    made.dispatch(0)
     assert made.factory.lose_stub(Unavailable("death")) is False
     assert made.outcome == "request rejected: killed 3 stubs"
     assert isinstance(made.responses[0].error, Unavailable)
@@ -183,7 +183,7 @@ def test_what_was_delivered_in_part_is_not_tried_again(exchange):
     """The client would get it twice."""
     desk = FakeDesk(retries=5)
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     made.factory.respond(answer(made, final=False), PEER)
     assert made.factory.lose_stub(Unavailable("death")) is False
     assert made.outcome == "death"
@@ -192,10 +192,10 @@ def test_what_was_delivered_in_part_is_not_tried_again(exchange):
 def test_a_request_that_no_stub_began_is_taken_back(exchange, desk):
     """It does not count as a death; a cancelled one ends."""
     made = Made(exchange, desk)
-    made.factory.dispatch(0)
+    made.dispatch(0)
     assert made.factory.take_back() is True
     assert made.factory.kills == 0
-    made.factory.dispatch(0)
+    made.dispatch(0)
     made.factory.cancel()
     assert made.factory.take_back() is False
     assert made.outcome == "the request was cancelled"
@@ -204,7 +204,7 @@ def test_a_request_that_no_stub_began_is_taken_back(exchange, desk):
 # --- every order ---------------------------------------------------------------------------------
 
 EVENTS = {
-    "dispatch": lambda made: made.factory.dispatch(0),
+    "dispatch": lambda made: made.dispatch(0),
     "partial": lambda made: made.factory.respond(answer(made, final=False, block=7), PEER),
     "final": lambda made: made.factory.respond(answer(made, block=8), PEER),
     "error": lambda made: made.factory.respond(

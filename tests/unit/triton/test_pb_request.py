@@ -10,7 +10,26 @@ import numpy as np
 import pytest
 
 from actorserve.triton import pb_utils
-from actorserve.triton.pb_utils import InferenceRequest, Tensor, TritonModelException
+from actorserve.triton.pb_utils import (
+    InferenceRequest,
+    InferenceResponseSender,
+    Tensor,
+    TritonModelException,
+)
+
+
+class FakeReply:
+    """The way back of a request."""
+
+    def __init__(self, *cancelled: bool) -> None:
+        self.answers = iter(cancelled)
+
+    def sender(self) -> InferenceResponseSender:
+        return InferenceResponseSender._of(self)  # type: ignore[arg-type]
+
+    def is_cancelled(self) -> bool:
+        return next(self.answers)
+
 
 TENSOR = Tensor("INPUT0", np.ones(1, np.float32))
 
@@ -25,7 +44,7 @@ def received(**changes: Any) -> InferenceRequest:
         "parameters": '{"my_d": 2.5}',
         "flags": 1,
         "timeout_us": 123456,
-        "is_cancelled": lambda: False,
+        "reply": FakeReply(),
     }
     return InferenceRequest._received(**{**parts, **changes})
 
@@ -85,8 +104,7 @@ def test_list_of_inputs_is_the_callers() -> None:
 
 def test_cancellation_is_asked_for_each_time() -> None:
     """The stub's answer is the request's, at the moment of asking."""
-    answers = iter([False, True])
-    request = received(is_cancelled=lambda: next(answers))
+    request = received(reply=FakeReply(False, True))
     assert request.is_cancelled() is False
     assert request.is_cancelled() is True
 
@@ -229,18 +247,26 @@ def test_parameters_are_a_dict() -> None:
         made(parameters=[1])
 
 
-@pytest.mark.parametrize("name", ["exec", "async_exec", "get_response_sender"])
-def test_what_is_not_offered_says_so(name: str) -> None:
-    """The name exists, and using it is an error that says what is missing."""
-    with pytest.raises(TritonModelException, match=rf"{name}\) is not offered by this version"):
-        getattr(received(), name)()
+@pytest.mark.parametrize("name", ["exec", "async_exec"])
+def test_no_calls_outside_of_a_server(name: str) -> None:
+    """Where nothing can carry a call, it is refused in the documented words."""
+    text = "^BLS is only supported during the 'execute' function.$"
+    with pytest.raises(TritonModelException, match=text):
+        getattr(made(), name)()
+
+
+def test_a_request_of_the_model_s_own_has_no_sender() -> None:
+    """It is answered to the model, not by it."""
+    sender = made().get_response_sender()
+    with pytest.raises(TritonModelException, match="no reference to the decoupled state"):
+        sender.send(pb_utils.InferenceResponse([]))
 
 
 def test_release_flags_are_all_or_an_error() -> None:
-    """The default may be said; rescheduling is not offered; nonsense is refused."""
+    """The default may be said; rescheduling needs another model; nonsense is refused."""
     request = received()
     request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
-    with pytest.raises(TritonModelException, match="not offered"):
+    with pytest.raises(TritonModelException, match="not configured to handle such a flag"):
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
     with pytest.raises(TritonModelException, match="got 7"):
         request.set_release_flags(7)
