@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from pathlib import Path
 
 import msgspec
 
 from actorserve.actors.loader import check_source
-from actorserve.actors.repository import ModelSource, Repository
+from actorserve.actors.repository import Repository
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import ActorserveError
-from actorserve.triton.version_policy import select_versions
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ def check(settings: Settings, *, is_dry_run: bool) -> list[Finding]:
     """Look at every model of the settings' repositories. Raises NotFound for a missing one."""
     repository = Repository(settings.model_repository)
     repository.check()
-    findings = [_look(repository, name) for name in repository.scan()]
+    findings = [_look(repository, name, settings) for name in repository.scan()]
     if not is_dry_run:
         return findings
     failures = asyncio.run(_initialize_all(settings))
@@ -43,7 +43,7 @@ def check(settings: Settings, *, is_dry_run: bool) -> list[Finding]:
     ]
 
 
-def _look(repository: Repository, name: str) -> Finding:
+def _look(repository: Repository, name: str, settings: Settings) -> Finding:
     entry = repository.scan()[name]
     try:
         source = repository.read(entry)
@@ -51,16 +51,15 @@ def _look(repository: Repository, name: str) -> Finding:
     except ActorserveError as error:
         return Finding(name, "-", error.message)
     try:
-        warnings = check_source(source)
+        warnings, files = check_source(source, settings)
     except ActorserveError as error:
         return Finding(name, versions, error.message)
-    return Finding(name, versions, _syntax_problem(source), tuple(warnings))
+    return Finding(name, versions, _syntax_problem(files), tuple(warnings))
 
 
-def _syntax_problem(source: ModelSource) -> str:
+def _syntax_problem(files: list[Path]) -> str:
     """Return what is wrong with the text of a model file, or "" for nothing."""
-    for version in select_versions(source.config, source.versions):
-        path = source.entry.path / str(version) / source.config.default_model_filename
+    for path in files:
         try:
             ast.parse(path.read_bytes(), str(path))
         except (SyntaxError, ValueError, OSError) as error:

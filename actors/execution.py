@@ -11,8 +11,11 @@ that (reply.py). Whatever user code raises, the process goes on.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
+
+import msgspec
 
 from actorserve.actors.bodies import Bodies, Room
 from actorserve.actors.calls import current_requests
@@ -47,14 +50,23 @@ _NONE_ELEMENT = "execute returned None for a request whose response sender was n
 class Batch:
     """A batch in execution. `responses` are those that go with its end."""
 
-    __slots__ = ("live", "number", "replies", "responses", "started_ns", "unseen")
+    __slots__ = (
+        "called_ns",
+        "live",
+        "number",
+        "replies",
+        "responses",
+        "returned_ns",
+        "started_ns",
+        "unseen",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.live: list[WireRequest] = []
         self.replies: list[Reply] = []
         self.responses: list[WireResponse] = []
-        self.started_ns = 0
+        self.started_ns = self.called_ns = self.returned_ns = 0
         self.unseen: list[Handle] = []  # inputs that have no view yet, last first
 
 
@@ -90,11 +102,13 @@ class Execution:
             requests: list[InferenceRequest] = []
             try:
                 requests = self._requests(batch)
+                batch.called_ns = monotonic_ns()
                 result = self._callable()(requests)
             except BaseException as problem:
                 # SystemExit and KeyboardInterrupt too: a stub that only its model could end at
                 # will would be a death for every other request.
                 error = problem
+            batch.returned_ns = monotonic_ns()
             current_requests.reset(token)
             self._conclude(batch, result, error)
             del requests, result
@@ -111,12 +125,18 @@ class Execution:
             requests: list[InferenceRequest] = []
             try:
                 requests = self._requests(batch)
+                batch.called_ns = monotonic_ns()
                 result = await self._callable()(requests)
             except BaseException as problem:
                 error = problem
+            batch.returned_ns = monotonic_ns()
             self._conclude(batch, result, error)
             del requests, result
             error = None
+            if any(self.replies.is_moving(each) for each in batch.responses):
+                # Whatever woke this task has what it awaited in its hands until the next turn:
+                # another model's tensors, perhaps, which need no copy once they are let go.
+                await asyncio.sleep(0)
         self._finish(batch)
 
     def _begin(self, message: Execute) -> Batch:
@@ -247,7 +267,6 @@ class Execution:
         """Send the batch's end. The requests are gone: only now is seen what the model has kept."""
         end, page = self._end, self._end.page
         responses = [self.replies.settled(each) for each in batch.responses]
-        executed_ns = monotonic_ns() - batch.started_ns
         still_open = [reply.wire.id for reply in batch.replies if not reply.is_done]
         fault_point("stub.respond")
         del self._running[batch.number]
@@ -255,7 +274,8 @@ class Execution:
         for number, since_ns in self._running.items():
             page.resume_batch(number, since_ns)
             break
-        self._send(Executed(batch.number, responses, executed_ns, still_open))
+        self.replies.before_send()
+        self._send(Executed(batch.number, responses, *_times(batch, still_open)))
         batch.replies.clear()
         del responses
         end.settle()
@@ -272,7 +292,21 @@ class Execution:
             return
         for response in executed.responses:
             self.replies.send(response)
-        end.send(Executed(executed.batch, [], executed.execute_ns, executed.still_open))
+        end.send(msgspec.structs.replace(executed, responses=[]))
+
+
+def _times(batch: Batch, still_open: list[int]) -> tuple[int, list[int], int, int]:
+    """Return what Executed says after the responses: the times, with what is still open."""
+    if not batch.live:
+        return 0, still_open, 0, 0
+    called_ns = batch.called_ns or batch.returned_ns
+    execute_ns = max(1, batch.returned_ns - called_ns)
+    return (
+        execute_ns,
+        still_open,
+        called_ns - batch.started_ns,
+        monotonic_ns() - batch.returned_ns,
+    )
 
 
 class _NoExecute(Exception):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from actorserve.actors.response_factory import ResponseFactory
+from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
     InternalError,
@@ -23,6 +24,7 @@ from actorserve.errors import (
 )
 from actorserve.runtime.exchange import Exchange
 from actorserve.runtime.host_end import HostEnd
+from actorserve.state.statistics import Reason, Timing
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import Execute, Executed, Granted, WireRequest, WireResponse
 
@@ -58,6 +60,7 @@ class InFlight:
         self._decoupled = decoupled
         self._end = end
         self._exchange = exchange
+        self.owner: object = None  # the instance
         self._number = 0
         self._batches: dict[int, list[ResponseFactory]] = {}
         self._requests: dict[int, ResponseFactory] = {}
@@ -68,6 +71,11 @@ class InFlight:
     def __len__(self) -> int:
         """Return the number of batches that are not answered yet."""
         return len(self._batches)
+
+    @property
+    def requests(self) -> int:
+        """How many requests are here, those included that have outlived their batch."""
+        return len(self._requests)
 
     @property
     def has_slots(self) -> bool:
@@ -87,12 +95,14 @@ class InFlight:
         """
         wires: list[WireRequest] = []
         sent: list[ResponseFactory] = []
+        now_s = monotonic_s()
         for factory in factories:
             slot = self._slots.pop() if self._slots else NO_SLOT
             wire = factory.dispatch(self, slot)
             if wire is None:
                 self._give_slot(slot)
                 continue
+            factory.dispatched_s = now_s
             if self._decoupled and slot != NO_SLOT:
                 factory.granted = factory.taken + self._window()
                 self._end.page.grant(slot, factory.key, factory.granted)
@@ -187,6 +197,7 @@ class InFlight:
             raise ProtocolError(
                 f"'{self._instance}' answered batch {executed.batch}, which it has not"
             )
+        self._count(factories, executed)
         for response in executed.responses:
             self.respond(response)
         # Not before: where a response is broken, the stub's death settles the whole batch.
@@ -196,7 +207,20 @@ class InFlight:
         for factory in factories:
             if factory.key in self._requests and factory.key not in still_open:
                 self._forget(factory)
+                factory.reason = Reason.BACKEND
                 factory.fail(InternalError(f"'{self._instance}' gave no answer to the request"))
+
+    def _count(self, factories: list[ResponseFactory], executed: Executed) -> None:
+        """Say how long a batch took: before its answers, which end its requests."""
+        timing = Timing(executed.input_ns, executed.execute_ns, executed.output_ns)
+        rows = 0
+        for factory in factories:
+            rows += factory.rows
+            factory.timing = timing
+            if factory.lacks_timing:
+                factory.counts.add_compute(timing)
+        if executed.execute_ns:
+            factories[0].counts.executed(rows, timing)
 
     def lose(self, error: ActorserveError) -> Lost:
         """Settle everything after the stub's death; returns what is to be queued again."""
@@ -219,6 +243,7 @@ class InFlight:
         """End the requests of the batch in execution now, though the stub still has them."""
         begun = self._end.page.last_begun()
         for factory in self._batches.get(begun, ()):
+            factory.reason = Reason.BACKEND
             factory.expire(error)
 
     def _forget(self, factory: ResponseFactory) -> None:

@@ -17,8 +17,10 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.actors.answers import AnswerDesk, Asker
 from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import InFlight, Lost
+from actorserve.actors.metric_desk import MetricDesk
 from actorserve.actors.node import Node
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
@@ -34,6 +36,7 @@ from actorserve.state import lifecycle as life
 from actorserve.state.health import Evidence, HangJudge, Level
 from actorserve.state.restart import Restart
 from actorserve.wire.messages import (
+    Asked,
     Attached,
     BootFailed,
     CancelCall,
@@ -44,6 +47,7 @@ from actorserve.wire.messages import (
     Initialize,
     Initialized,
     LogRecord,
+    MetricsChanged,
     MoveCall,
     PhaseEntered,
     Responded,
@@ -73,7 +77,12 @@ class InstancePlan(msgspec.Struct, frozen=True):
 
 
 class Keeper(Protocol):
-    """The instance, as its incarnations need it."""
+    """The instance, as its incarnations need it.
+
+    `metrics_holder` is who all its lives are where metrics are held.
+    """
+
+    metrics_holder: int
 
     def feed(self, event: life.Event) -> None:
         """Hear what happened."""
@@ -116,6 +125,9 @@ class Incarnation:
         decoupled = plan.initialize.decoupled
         self.in_flight = InFlight(plan.name, self._end, node.exchange, decoupled=decoupled)
         self.calls = CallDesk(node, plan.name, self._end, self.in_flight)
+        self.answers = AnswerDesk(node, self._end, self._asker)
+        session = node.metrics.registry.session(keeper.metrics_holder)
+        self.metrics = MetricDesk(session, self.answers.answerers)
         self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
 
     # --- orders ----------------------------------------------------------------------------------
@@ -153,6 +165,11 @@ class Incarnation:
     def pump(self) -> None:
         """Read what the stub has written and not yet rung for."""
         self._end.pump()
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait for room in the stub's rings."""
+        return self._end.stats().backlog
 
     def kill(self) -> None:
         """End the process and whatever it has started; harmless after its end."""
@@ -193,6 +210,10 @@ class Incarnation:
             where = {"instance": self._name, "file": message.file, "file_line": message.line}
             level = LEVELS.get(message.level, logging.INFO)
             _log.log(level, "%s", message.message, extra=where)
+        elif isinstance(message, Asked):
+            self.answers.asked(message)
+        elif isinstance(message, MetricsChanged):
+            self.metrics.change(message)
         elif isinstance(message, CancelCall):
             self.calls.cancel(message)
         elif isinstance(message, MoveCall):
@@ -207,6 +228,11 @@ class Incarnation:
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
         elif isinstance(message, Finalized) and message.error is not None:
             _log.info("%s: finalize failed: %s", self._name, message.error)
+
+    def _asker(self) -> Asker:
+        args = self._plan.initialize.args
+        is_serving = self._phase in (life.Phase.IDLE, life.Phase.EXECUTING)
+        return Asker(self._name, args["model_name"], args["model_version"], is_serving, self._end)
 
     def on_refused(self, error: BootError) -> None:
         """Take the word of a stub that it cannot start."""
@@ -235,6 +261,7 @@ class Incarnation:
         reason = self._why or exit_.describe()
         self._end.read_rest()
         self.calls.close()
+        self.metrics.close()
         lost = self.in_flight.lose(
             Unavailable(
                 f"stub '{self._name}' died while it had the request: {reason}", RETRY_AFTER_S

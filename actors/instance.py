@@ -20,13 +20,16 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import Lost
 from actorserve.actors.incarnation import Incarnation, InstancePlan
+from actorserve.actors.machine import resident_bytes
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError, InvalidArgument
 from actorserve.state import lifecycle as life
+from actorserve.state.statistics import VersionStatistics
 from actorserve.state.supervision import ChildMachine
 from actorserve.wire.messages import Executed
 
@@ -39,6 +42,8 @@ _log = logging.getLogger("actorserve")
 
 class Owner(Protocol):
     """The scheduler, as an instance needs it."""
+
+    counts: VersionStatistics
 
     def instance_changed(self, instance: Instance) -> None:
         """Hear that the instance's state or room changed."""
@@ -68,6 +73,7 @@ class Instance:
     def __init__(self, node: Node, plan: InstancePlan, owner: Owner) -> None:
         self.name = plan.name
         self.reason = ""
+        self.metrics_holder = node.metrics.holders.next()
         self._node = node
         self._plan = plan
         self._owner = owner
@@ -76,6 +82,7 @@ class Instance:
         self._timers: dict[life.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_waiters: list[asyncio.Future[None]] = []
+        self._idle_waiters: list[asyncio.Future[None]] = []
         self._execute_ns = 0.0
         self._most_batches = 1
         self._is_overlapping = False
@@ -92,6 +99,16 @@ class Instance:
     def is_running(self) -> bool:
         """Whether it can take batches."""
         return self._machine.state is RUNNING
+
+    @property
+    def could_take(self) -> bool:
+        """Whether it has room, or will without anybody else's doing: while it starts."""
+        return self.room > 0 or (self.start_due_s is not None and not self.is_running)
+
+    @property
+    def calls(self) -> CallDesk | None:
+        """The calls of its stub; None while there is none."""
+        return self._current.calls if self._current is not None else None
 
     @property
     def outstanding(self) -> int:
@@ -134,6 +151,11 @@ class Instance:
             self._executed,
         )
 
+    def resident_bytes(self) -> int:
+        """Return the memory of its process, with what it shares; 0 while there is none."""
+        child = self._current.child if self._current is not None else None
+        return resident_bytes(child.pid) if child is not None else 0
+
     # --- orders ----------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -147,16 +169,45 @@ class Instance:
             waiter = self._node.loop.create_future()
             self._stop_waiters.append(waiter)
             await waiter
+        self._node.metrics.registry.retire(self.metrics_holder)
 
     @property
     def _is_gone(self) -> bool:
         is_down = self.state in (life.State.STOPPED, life.State.FATAL)
         return is_down and self._current is None
 
+    async def idle(self) -> None:
+        """Wait until its stub has no request any more; who waits sees to it that none comes."""
+        while self._current is not None and self._current.in_flight.requests:
+            waiter = self._node.loop.create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    def _tell_idle(self) -> None:
+        if self._idle_waiters and not (self._current and self._current.in_flight.requests):
+            waiters, self._idle_waiters = self._idle_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    @property
+    def plan(self) -> InstancePlan:
+        """How it is run."""
+        return self._plan
+
+    def replan(self, plan: InstancePlan) -> None:
+        """Run it in another way from its next start on."""
+        self._plan = plan
+
     def dispatch(self, factories: list[ResponseFactory]) -> None:
         """Send a batch to the stub; the instance has room."""
         assert self._current is not None
         self._current.in_flight.send(factories)
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait for room in the stub's rings."""
+        return self._current.backlog if self._current is not None else 0
 
     def pump(self) -> None:
         """Read what the stub has written and not yet rung for."""
@@ -233,6 +284,8 @@ class Instance:
 
     async def _spawn(self, number: int) -> None:
         """Begin an incarnation; the machine hears how that went."""
+        if number > 1:
+            self._owner.counts.restarts += 1
         try:
             incarnation = Incarnation(number, self._node, self._plan, self)
             await incarnation.spawn()
@@ -245,6 +298,7 @@ class Instance:
             self.feed(life.SpawnFailed(number, monotonic_s(), str(error)))
             return
         self._current = incarnation
+        incarnation.in_flight.owner = self
         incarnation.open()
         self.feed(life.Spawned(number, monotonic_s()))
 
@@ -255,13 +309,15 @@ class Instance:
         self._executed += 1
         if self._is_overlapping:
             return
-        self._execute_ns += (executed.execute_ns - self._execute_ns) * 0.125
+        batch_ns = executed.input_ns + executed.execute_ns + executed.output_ns
+        self._execute_ns += (batch_ns - self._execute_ns) * 0.125
         ahead = int(PREFETCH_TARGET_NS / (self._execute_ns + PREFETCH_OVERHEAD_NS))
         self._most_batches = 1 + min(ahead, self._plan.prefetch_most)
 
     def has_room(self) -> None:
         """Tell the scheduler."""
         self._owner.has_room()
+        self._tell_idle()
 
     def ended(self, incarnation: Incarnation, reason: str, lost: Lost) -> None:
         """Take the end of a process: keep its last words, tell the machine, queue again."""
@@ -277,6 +333,7 @@ class Instance:
             self._owner.requeue(lost.untouched)
         if lost.retried:
             self._owner.requeue(lost.retried, is_alone=True)
+        self._tell_idle()
 
 
 def _order(incarnation: Incarnation, action: life.Action) -> None:

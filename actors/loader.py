@@ -16,21 +16,29 @@ from pathlib import Path
 import msgspec
 
 from actorserve.actors.auto_complete import StubDied, ask_model
+from actorserve.actors.execution_environment import (
+    ExecutionEnvironment,
+    check_environment,
+    prepare_environment,
+)
 from actorserve.actors.incarnation import InstancePlan
+from actorserve.actors.load_error import NoVersion, VersionsFailed
 from actorserve.actors.model_version import VersionPlan
 from actorserve.actors.node import Node
+from actorserve.actors.python_backend import PythonBackend, find_backend
 from actorserve.actors.repository import ModelSource
+from actorserve.config import Settings
 from actorserve.errors import BootError, ConfigError
-from actorserve.runtime.child import SpawnSpec
 from actorserve.state.backlog import QueuePolicy
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import Budgets
 from actorserve.state.restart import Restart
-from actorserve.triton.config_completion import complete, merge_auto_completed
+from actorserve.triton.config_completion import MODEL_FILE, complete, merge_auto_completed
 from actorserve.triton.config_json import model_config_from_json, model_config_to_json
 from actorserve.triton.config_support import unsupported
 from actorserve.triton.config_validation import validate
 from actorserve.triton.instance_group import expand_instances
+from actorserve.triton.metric_options import first_response_buckets, metric_labels
 from actorserve.triton.model_config import ModelConfig
 from actorserve.triton.model_info import input_rules, model_info
 from actorserve.triton.model_parameters import ModelParameters, read_model_parameters
@@ -39,7 +47,6 @@ from actorserve.triton.scheduling_config import ModelQueuePolicy
 from actorserve.triton.version_policy import missing_versions, select_versions
 from actorserve.wire.messages import AutoComplete, Initialize
 
-STUB_ENTRY = "actorserve.actors.stub:main"
 PREFETCH_MOST = 16
 CONCURRENT_STREAMS = 256
 """How many batches an asynchronous decoupled model has in execution, unless it says so itself."""
@@ -62,64 +69,83 @@ class _Draft(msgspec.Struct):
     parameters: ModelParameters
     restart: Restart
     chosen: list[int]
+    backend: PythonBackend | None
 
     @property
     def name(self) -> str:
         """The model's name."""
         return self.source.entry.name
 
+    @property
+    def environment_path(self) -> str:
+        """Where the stubs' environment is: the model's own word, or its backend's; "" for ours."""
+        given = self.parameters.execution_env_path
+        return given or (self.backend.environment if self.backend is not None else "")
+
+    def model_dir(self, version: int) -> Path:
+        """Return the folder of a version."""
+        return self.source.entry.path / str(version)
+
     def model_path(self, version: int) -> Path:
-        """Return the model file of a version."""
-        return self.source.entry.path / str(version) / self.config.default_model_filename
+        """Return the model file of a version: its own, or its backend's."""
+        if self.backend is not None:
+            return self.backend.model_file
+        return self.model_dir(version) / self.config.default_model_filename
 
 
 async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
     """Plan a load. Raises ConfigError or BootError with the reason for people."""
-    name = source.entry.name
+    draft = _draft(source, node.settings)
+    environment = await prepare_environment(node.spawner, draft.environment_path)
+    if node.settings.auto_complete_config:
+        try:
+            draft.config = await _auto_complete(node, draft, environment)
+        except BootError as error:
+            raise VersionsFailed({str(draft.chosen[-1]): error.message}) from None
+        _refuse_unsupported(draft)
+    validate(draft.config)
+    for warning in unsupported(draft.config)[1]:
+        _log.warning("%s", warning)
+    versions = tuple(_plan_version(draft, version, environment) for version in draft.chosen)
+    return ModelPlan(draft.name, draft.config, versions)
+
+
+def check_source(source: ModelSource, settings: Settings) -> tuple[list[str], list[Path]]:
+    """Check all that can be checked without running the model's code.
+
+    Returns the warnings, and the model files that would run. Raises ConfigError with the reason
+    why the model would not load.
+    """
+    draft = _draft(source, settings)
+    check_environment(draft.environment_path)
+    validate(draft.config)
+    files = dict.fromkeys(draft.model_path(version) for version in draft.chosen)
+    return unsupported(draft.config)[1], list(files)
+
+
+def _draft(source: ModelSource, settings: Settings) -> _Draft:
+    """Begin a plan. Raises ConfigError for what can be told from the files alone."""
+    first_s, max_s = settings.restart_backoff_s
     draft = _Draft(
         source,
         source.config,
         read_model_parameters(source.config, str(source.entry.path)),
-        _restart(node),
+        Restart(first_s=first_s, max_s=max_s),
         select_versions(source.config, source.versions),
+        find_backend(source.config, settings.backend_directory),
     )
-    _refuse_unsupported(draft.config)
+    if draft.backend is not None:
+        draft.config = msgspec.structs.replace(draft.config, runtime=MODEL_FILE)
+    _refuse_unsupported(draft)
     _check_versions(draft)
-    if node.settings.auto_complete_config:
-        draft.config = await _auto_complete(node, draft)
-        _refuse_unsupported(draft.config)
-    validate(draft.config)
-    for warning in unsupported(draft.config)[1]:
-        _log.warning("%s", warning)
-    versions = tuple(_plan_version(draft, version) for version in draft.chosen)
-    return ModelPlan(name, draft.config, versions)
+    return draft
 
 
-def check_source(source: ModelSource) -> list[str]:
-    """Check all that can be checked without running the model's code; returns warnings.
-
-    Raises ConfigError with the reason why the model would not load.
-    """
-    parameters = read_model_parameters(source.config, str(source.entry.path))
-    draft = _Draft(
-        source,
-        source.config,
-        parameters,
-        Restart(),
-        select_versions(source.config, source.versions),
-    )
-    _refuse_unsupported(draft.config)
-    _check_versions(draft)
-    _spec(draft.name, parameters)
-    validate(draft.config)
-    return unsupported(draft.config)[1]
-
-
-def _refuse_unsupported(config: ModelConfig) -> None:
-    problems = unsupported(config)[0]
+def _refuse_unsupported(draft: _Draft) -> None:
+    problems = unsupported(draft.config, is_python_based=draft.backend is not None)[0]
     if problems:
         # The model is named already where a failed load is reported.
-        raise ConfigError("; ".join([p.removeprefix(f"model '{config.name}': ") for p in problems]))
+        raise ConfigError("; ".join([p.removeprefix(f"model '{draft.name}': ") for p in problems]))
 
 
 def _check_versions(draft: _Draft) -> None:
@@ -127,7 +153,7 @@ def _check_versions(draft: _Draft) -> None:
     for version in missing_versions(draft.config, draft.source.versions):
         _log.warning("model '%s': version %d has no folder", draft.name, version)
     if not draft.chosen:
-        raise ConfigError(
+        raise NoVersion(
             f"at least one version must be available under the version policy of model "
             f"'{draft.name}'"
         )
@@ -137,12 +163,19 @@ def _check_versions(draft: _Draft) -> None:
             raise ConfigError(f"Python model file not found in '{path}'")
 
 
-async def _auto_complete(node: Node, draft: _Draft) -> ModelConfig:
+async def _auto_complete(
+    node: Node, draft: _Draft, environment: ExecutionEnvironment
+) -> ModelConfig:
     """Let the model complete its configuration; deaths are tried again as for an instance."""
     config, restart = draft.config, draft.restart
-    path = draft.model_path(draft.chosen[-1])
-    spec = _spec(f"{draft.name}_auto", draft.parameters)
-    question = AutoComplete(str(path), draft.name, model_config_to_json(config).decode())
+    version = draft.chosen[-1]
+    spec = environment.spec(f"{draft.name}_auto")
+    question = AutoComplete(
+        str(draft.model_path(version)),
+        draft.name,
+        model_config_to_json(config).decode(),
+        str(draft.model_dir(version)),
+    )
     for attempt in range(1, restart.deaths_before_ready + 1):
         try:
             answer = await ask_model(node, spec, question, draft.parameters.initialize_timeout_s)
@@ -166,7 +199,7 @@ async def _pause(delay_s: float) -> None:
         await asyncio.wait([never], timeout=delay_s)
 
 
-def _plan_version(draft: _Draft, version: int) -> VersionPlan:
+def _plan_version(draft: _Draft, version: int, environment: ExecutionEnvironment) -> VersionPlan:
     config = draft.config
     config_json = model_config_to_json(config)
     batching = _batching(config)
@@ -177,14 +210,20 @@ def _plan_version(draft: _Draft, version: int) -> VersionPlan:
             draft.name, config.max_batch_size, input_rules(config), [o.name for o in config.output]
         ),
         batching,
-        _plan_instances(draft, version, config_json.decode(), batching),
+        _plan_instances(draft, version, config_json.decode(), batching, environment),
         draft.parameters.retry_on_stub_death,
         frozenset(each.name for each in config.input if each.allow_ragged_batch),
+        metric_labels(config, version),
+        first_response_buckets(config),
     )
 
 
 def _plan_instances(
-    draft: _Draft, version: int, config_json: str, batching: BatchPolicy
+    draft: _Draft,
+    version: int,
+    config_json: str,
+    batching: BatchPolicy,
+    environment: ExecutionEnvironment,
 ) -> tuple[InstancePlan, ...]:
     parameters = draft.parameters
     path = draft.model_path(version)
@@ -210,7 +249,7 @@ def _plan_instances(
         )
         plan = InstancePlan(
             each.name,
-            _spec(each.name, parameters),
+            environment.spec(each.name),
             initialize,
             _budgets(parameters),
             draft.restart,
@@ -218,24 +257,6 @@ def _plan_instances(
         )
         plans.append(plan)
     return tuple(plans)
-
-
-def _spec(name: str, parameters: ModelParameters) -> SpawnSpec:
-    """Say how the process is made. Raises ConfigError for an environment that is none."""
-    if not parameters.execution_env_path:
-        return SpawnSpec(STUB_ENTRY, name)
-    python = Path(parameters.execution_env_path) / "bin" / "python"
-    if not python.exists():
-        raise ConfigError(
-            f"EXECUTION_ENV_PATH '{parameters.execution_env_path}': there is no bin/python; "
-            "expected the directory of a Python environment (archives are not supported yet)"
-        )
-    return SpawnSpec(STUB_ENTRY, name, python=str(python))
-
-
-def _restart(node: Node) -> Restart:
-    first_s, max_s = node.settings.restart_backoff_s
-    return Restart(first_s=first_s, max_s=max_s)
 
 
 def _budgets(parameters: ModelParameters) -> Budgets:

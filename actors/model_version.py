@@ -14,11 +14,14 @@ from actorserve.actors.node import Node
 from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
 from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
+from actorserve.actors.server_metrics import VersionGauges, VersionView
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError, DecoupledModel, Unavailable
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
+from actorserve.state.metrics import Labels
+from actorserve.state.statistics import MemoryUsage, ModelStatistics, Reason
 from actorserve.triton.batch_signature import batch_signature
 from actorserve.triton.inference import InferRequest, InferTensor, ModelInfo
 from actorserve.triton.request_validation import Checked, RequestRules
@@ -35,7 +38,11 @@ class VersionState(enum.Enum):
 
 
 class VersionPlan(msgspec.Struct, frozen=True):
-    """How a version is served. `ragged` names the inputs whose shapes may differ in a batch."""
+    """How a version is served. `ragged` names the inputs whose shapes may differ in a batch.
+
+    `metric_labels` are those of its metrics, `first_response_ms` the buckets of its first
+    responses' times, None where they are not counted.
+    """
 
     info: ModelInfo
     config_json: bytes
@@ -44,6 +51,8 @@ class VersionPlan(msgspec.Struct, frozen=True):
     instances: tuple[InstancePlan, ...]
     retries: int = 0
     ragged: frozenset[str] = frozenset()
+    metric_labels: Labels = ()
+    first_response_ms: tuple[float, ...] | None = None
 
 
 class VersionStats(msgspec.Struct, frozen=True):
@@ -70,7 +79,12 @@ class ModelVersion:
         self.config_json = plan.config_json
         self.state = VersionState.LOADING
         self.reason = ""
+        self.load_duration_s = 0.0
+        self.counts = node.metrics.counts(plan.info.name, plan.info.version, plan.first_response_ms)
+        self.counts.is_streamed = plan.info.decoupled
+        self._starting: list[Instance] = []
         self._settled: asyncio.Future[None] | None = None
+        self._leaving: list[Instance] = []  # taken out by `adopt` and not gone yet
         is_ordered = plan.batching.preserve_ordering
         self._factory = OrderedFactory if is_ordered else ResponseFactory
         self._scheduler = (OrderedScheduler if is_ordered else Scheduler)(
@@ -78,6 +92,7 @@ class ModelVersion:
             f"model '{plan.info.name}' version {plan.info.version}",
             plan.batching,
             plan.retries,
+            self.counts,
         )
         self._instances = [Instance(node, each, self._scheduler) for each in plan.instances]
         self._scheduler.employ(self._instances, self._on_change)
@@ -86,33 +101,96 @@ class ModelVersion:
 
     async def load(self) -> None:
         """Start every instance; returns when all are ready. Raises BootError with the reason."""
-        for instance in self._instances:
-            instance.start()
-        self._settled = self._node.loop.create_future()
+        begun_s = monotonic_s()
         try:
-            await self._settled
+            await self._start(self._instances)
         except asyncio.CancelledError:
             await self.unload(is_quick=True)
             raise
-        failed = [each for each in self._instances if each.state is State.FATAL]
-        if failed:
-            reason = failed[0].reason
+        except BootError as error:
             await self.unload(is_quick=True)
-            self.reason = reason
-            raise BootError(reason)
+            self.reason = error.message
+            raise
         if self.state is not VersionState.LOADING:
             raise Unavailable("it was unloaded before it had loaded")
         self.state = VersionState.READY
+        self.load_duration_s = monotonic_s() - begun_s
+
+    async def _start(self, instances: list[Instance]) -> None:
+        """Start instances and wait until all are ready. Raises BootError with the reason."""
+        self._starting = instances
+        self._settled = self._node.loop.create_future()
+        try:
+            for instance in instances:
+                instance.start()
+            self._on_change()
+            await self._settled
+        finally:
+            self._starting, self._settled = [], None
+        failed = [each for each in instances if each.state is State.FATAL]
+        if failed:
+            raise BootError(failed[0].reason)
 
     def _on_change(self) -> None:
-        """Look whether loading has come to an end."""
+        """Look whether a start has come to an end."""
         settled = self._settled
         if settled is None or settled.done():
             return
-        states = [instance.state for instance in self._instances]
+        states = [instance.state for instance in self._starting]
         is_over = any(state in (State.FATAL, State.STOPPED) for state in states)
         if is_over or all(state is State.RUNNING for state in states):
             settled.set_result(None)
+
+    # --- other plans -----------------------------------------------------------------------------
+
+    def can_become(self, plan: VersionPlan) -> bool:
+        """Whether nothing but the number of instances has to change, and all is well with them."""
+        old = {each.name: each.plan for each in self._instances}
+        both = [(old[each.name], each) for each in plan.instances if each.name in old]
+        return self.is_ready and bool(both) and all(_is_same(a, b) for a, b in both)
+
+    async def grow(self, plan: VersionPlan) -> list[Instance]:
+        """Start the instances that another plan has beyond this one's; returns them ready.
+
+        They get no work before `adopt`. Raises BootError where one fails; then none is left.
+        """
+        names = {each.name for each in self._instances}
+        added = [
+            Instance(self._node, each, self._scheduler)
+            for each in plan.instances
+            if each.name not in names
+        ]
+        try:
+            await self._start(added)
+        except BaseException:
+            await _stop_all(added)
+            raise
+        return added
+
+    def adopt(self, plan: VersionPlan, added: list[Instance]) -> None:
+        """Go over to another plan, with what `grow` has made of it.
+
+        Instances that it has not end when they have ended what they are at.
+        """
+        plans = {each.name: each for each in plan.instances}
+        leaving = [each for each in self._instances if each.name not in plans]
+        self._instances = [each for each in self._instances if each.name in plans] + added
+        for instance in self._instances:
+            instance.replan(plans[instance.name])
+        self._plan, self.info, self.config_json = plan, plan.info, plan.config_json
+        self._scheduler.employ(self._instances, self._on_change)
+        self._scheduler.has_room()
+        self._leaving += leaving
+        for instance in leaving:
+            self._node.run(self._let_go(instance))
+
+    async def _let_go(self, instance: Instance) -> None:
+        try:
+            await instance.idle()
+            await instance.stop()
+        finally:
+            if instance in self._leaving:
+                self._leaving.remove(instance)
 
     async def unload(self, *, is_quick: bool = False, reason: str = "unloaded") -> None:
         """Refuse new requests, fail what is queued, finalize and end every instance."""
@@ -120,7 +198,8 @@ class ModelVersion:
             return
         self.state = VersionState.UNLOADING
         # In reverse order of their start, as supervision trees end.
-        await asyncio.gather(*[each.stop(is_quick=is_quick) for each in reversed(self._instances)])
+        instances = [*self._instances, *self._leaving]
+        await asyncio.gather(*[each.stop(is_quick=is_quick) for each in reversed(instances)])
         self._scheduler.fail_all(
             Unavailable(f"model '{self.info.name}' version {self.info.version} was unloaded")
         )
@@ -154,17 +233,22 @@ class ModelVersion:
                 f"model '{self.info.name}' is decoupled and answers with any number of responses: "
                 "ask it for a stream"
             )
-        checked = self._rules.check(request)
-        parameters = parameters_text(request)
-        self._scheduler.check_available()
-        signature = None
-        if self._is_batched:
-            signature = batch_signature(request.inputs, checked.inputs, self._ragged)
+        try:
+            checked = self._rules.check(request)
+            parameters = parameters_text(request)
+            self._scheduler.check_available()
+            signature = None
+            if self._is_batched:
+                signature = batch_signature(request.inputs, checked.inputs, self._ragged)
+            inputs = self._wire_inputs(request, checked)
+        except ActorserveError:
+            self.counts.failed(Reason.OTHER, 0.0)
+            raise
         factory = self._factory(
             self._node.ids.next(),
             request,
             self.info.version,
-            self._wire_inputs(request, checked),
+            inputs,
             request.outputs or self._outputs,
             parameters,
             checked.rows,
@@ -178,6 +262,7 @@ class ModelVersion:
             self._scheduler.submit(factory)
         except ActorserveError:
             factory.abandon()
+            self.counts.failed(Reason.REJECTED, 0.0)
             raise
         return factory
 
@@ -225,15 +310,40 @@ class ModelVersion:
             instance.is_running for instance in self._instances
         )
 
+    @property
+    def instances(self) -> list[Instance]:
+        """The instances."""
+        return self._instances
+
     def watch(self, now_s: float) -> None:
         """Look after hanging stubs."""
-        for instance in self._instances:
+        for instance in dict.fromkeys((*self._instances, *self._starting, *self._leaving)):
             instance.watch(now_s)
 
     def pump(self) -> None:
         """Read what the stubs have written and not yet rung for."""
-        for instance in self._instances:
+        for instance in (*self._instances, *self._leaving):
             instance.pump()
+
+    def view(self) -> VersionView:
+        """Return what its metrics are made of."""
+        stats = self._scheduler.stats()
+        gauges = VersionGauges(stats.queued, stats.in_flight)
+        for instance in self._instances:
+            gauges.backlog += instance.backlog
+            state = instance.state.value
+            gauges.states[state] = gauges.states.get(state, 0) + 1
+        return VersionView(self._plan.metric_labels, self.counts, gauges, self.load_duration_s)
+
+    def statistics(self, epoch_s: float) -> ModelStatistics:
+        """Return what the statistics API says of it; see VersionStatistics.statistics."""
+        nbytes = sum(instance.resident_bytes() for instance in self._instances)
+        return self.counts.statistics(
+            self.info.name,
+            self.info.version,
+            epoch_s=epoch_s,
+            memory=(MemoryUsage("CPU", 0, nbytes),),
+        )
 
     def stats(self) -> VersionStats:
         """Return where it stands."""
@@ -244,3 +354,18 @@ class ModelVersion:
             self._scheduler.stats(),
             tuple(instance.stats() for instance in self._instances),
         )
+
+
+def _is_same(a: InstancePlan, b: InstancePlan) -> bool:
+    """Whether two plans differ in nothing but what the configuration says of other instances."""
+    return _without_config(a) == _without_config(b)
+
+
+def _without_config(plan: InstancePlan) -> InstancePlan:
+    args = {key: value for key, value in plan.initialize.args.items() if key != "model_config"}
+    initialize = msgspec.structs.replace(plan.initialize, args=args)
+    return msgspec.structs.replace(plan, initialize=initialize)
+
+
+async def _stop_all(instances: list[Instance]) -> None:
+    await asyncio.gather(*[each.stop(is_quick=True) for each in instances])

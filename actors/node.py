@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from actorserve.actors.answers import Answerer
 from actorserve.actors.crash import CrashStore
+from actorserve.actors.metric_store import MetricStore
 from actorserve.config import PythonBackendConfig, Settings
 from actorserve.errors import NotFound
 from actorserve.ids import Ids, Serial
@@ -40,8 +42,25 @@ class Node:
             growth_bytes=backend.shm_growth_bytes,
         )
         self.crashes = CrashStore(settings.crash_dir)
+        self.metrics = MetricStore(settings)
         self.route: Callable[[str, str], Any] = _no_route
-        self.watch_calls: Callable[[Any], None] = lambda desk: None
+        self.answerers: dict[type, Answerer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.watch_call: Callable[[Any], None] = lambda call: None
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something in a task of its own, which is kept alive until it ends."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end_tasks(self) -> None:
+        """Cancel what `run` has started and has not ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _no_route(name: str, version: str) -> NoReturn:

@@ -23,6 +23,7 @@ from actorserve.errors import ActorserveError
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.ordering import Ordering
 from actorserve.state.request import QUEUED
+from actorserve.state.statistics import VersionStatistics
 from actorserve.triton.inference import InferResponse
 
 
@@ -99,8 +100,15 @@ class OrderedFactory(ResponseFactory):
 class OrderedScheduler(Scheduler):
     """A scheduler whose requests are OrderedFactories."""
 
-    def __init__(self, node: Node, name: str, config: BatchPolicy, retries: int = 0) -> None:
-        super().__init__(node, name, config, retries)
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        config: BatchPolicy,
+        retries: int = 0,
+        counts: VersionStatistics | None = None,
+    ) -> None:
+        super().__init__(node, name, config, retries, counts)
         self._order: Ordering[tuple[OrderedFactory, InferResponse]] = Ordering()
         self._is_releasing = self._is_paused = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,8 @@ class Replies:
         self.instance = instance
         self.decoupled = decoupled
         self.page_lock = threading.Lock()
+        self.before_send: Callable[[], None] = lambda: None
+        """Called before answers leave: what the model measured until then is to arrive before."""
         self._bodies = bodies
         self._model_path = model_path
         self._abandoned: deque[tuple[int, str]] = deque()
@@ -118,6 +121,14 @@ class Replies:
             f"the response cannot be sent: {format_exception(problem, self._model_path)}"
         )
 
+    def is_moving(self, answer: WireResponse) -> bool:
+        """Tell whether an answer hands on memory that is not this stub's own."""
+        own = self.end.arena_id
+        return any(
+            isinstance(tensor.data, Handle) and tensor.data.arena != own
+            for tensor in answer.outputs
+        )
+
     def settled(self, answer: WireResponse) -> WireResponse:
         """Make an answer final: no array that the model has kept may change it afterwards."""
         if not any(isinstance(tensor.data, Handle) for tensor in answer.outputs):
@@ -136,6 +147,7 @@ class Replies:
     def send(self, response: WireResponse) -> None:
         """Send one response by itself; one that no frame can hold becomes an error."""
         end = self.end
+        self.before_send()
         data = encode(Responded([response]))
         if len(data) > end.max_frame_bytes:
             end.withdraw(response.outputs)

@@ -4,7 +4,7 @@
     <repository>/<model>/config.pbtxt
     <repository>/<model>/<version>/model.py
 
-Reads only; nothing is kept between calls, so that each load sees the disk as it is. Directories
+Reads only, and blocks as long as the disk does; nothing is kept between calls, so that each load sees the disk as it is. Directories
 may be symbolic links (repositories are often assembled from them); a name never leads out of its
 repository, because names with separators or a leading dot are refused before they become a path.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from actorserve.actors.fingerprint import Stamp, stamps
 from actorserve.errors import ConfigError, InvalidArgument, NotFound
 from actorserve.triton.config_completion import complete
 from actorserve.triton.model_config import ModelConfig
@@ -32,19 +33,27 @@ _BAD_IN_NAME = re.compile(r"[\x00-\x1f\x7f/\\;|&$`<>()\[\]{}\"'*?~#!]")
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """A model directory. `problem` says why it cannot be loaded at all, whatever it holds."""
+    """A model directory. `problem` says why it cannot be loaded at all, whatever it holds.
+
+    One that `is_private` came with a load request and goes with what was loaded from it.
+    """
 
     name: str
     path: Path
     problem: str | None = None
+    is_private: bool = False
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """What is on disk of one model: its configuration, completed, and its numbered versions."""
+    """What is on disk of one model: its configuration, completed, and its numbered versions.
+
+    `stamps` tells later whether its files are still the same (fingerprint.py).
+    """
 
     entry: ModelEntry
     config: ModelConfig
     versions: tuple[int, ...]
+    stamps: dict[str, Stamp] = {}
 
 
 def check_model_name(name: str) -> None:
@@ -102,14 +111,40 @@ class Repository:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
         return entry
 
-    def read(self, entry: ModelEntry) -> ModelSource:
-        """Read a model's configuration and versions. Raises ConfigError with file and place."""
+    def look(self) -> dict[str, dict[str, Stamp] | None] | None:
+        """Return how every model's directory looks, by name; None for one that has a problem.
+
+        None altogether while a repository cannot be read: nobody knows then what is in it.
+        """
+        for path in self.paths:
+            try:
+                next(path.iterdir(), None)
+            except OSError:
+                return None
+        found: dict[str, dict[str, Stamp] | None] = {}
+        for name, entry in self.scan().items():
+            try:
+                problem = entry.problem
+                found[name] = stamps(entry.path, checked=CONFIG_FILE) if problem is None else None
+            except OSError:
+                continue
+        return found
+
+    def read(self, entry: ModelEntry, override: ModelConfig | None = None) -> ModelSource:
+        """Read a model's configuration and versions. Raises ConfigError with file and place.
+
+        `override` counts instead of the configuration on disk.
+        """
         if entry.problem is not None:
             raise ConfigError(entry.problem)
         versions = _versions(entry.path)
         has_model_file = any((entry.path / str(v) / MODEL_FILE).is_file() for v in versions)
-        config = complete(_read_config(entry.path), entry.name, has_model_py=has_model_file)
-        return ModelSource(entry, config, versions)
+        given = _read_config(entry.path) if override is None else override
+        config = complete(given, entry.name, has_model_py=has_model_file)
+        try:
+            return ModelSource(entry, config, versions, stamps(entry.path))
+        except OSError as error:
+            raise ConfigError(f"cannot read '{entry.path}': {error.strerror}") from None
 
 
 def _entry(path: Path, earlier: ModelEntry | None) -> ModelEntry:

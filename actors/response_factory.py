@@ -17,9 +17,11 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
     Cancelled,
+    Code,
     InvalidArgument,
     ProtocolError,
     error_for,
@@ -48,6 +50,7 @@ from actorserve.state.request import (
     UNQUEUE,
     Life,
 )
+from actorserve.state.statistics import Reason, Timing, VersionStatistics
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
 from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
 from actorserve.wire.tensors import BY_NUMBER
@@ -62,7 +65,9 @@ _encode_parameters = msgspec.json.Encoder().encode
 
 
 class Place(Protocol):
-    """What has requests at one stub (InFlight), as a factory needs it."""
+    """What has requests at one stub (InFlight), as a factory needs it; `owner` is the instance."""
+
+    owner: object
 
     def tell_cancelled(self, factory: ResponseFactory) -> None:
         """Set the request's cancel word."""
@@ -78,6 +83,7 @@ class Desk(Protocol):
     """Where requests wait and run: the scheduler, as a factory needs it."""
 
     retries: int
+    counts: VersionStatistics
 
     def remove(self, factory: ResponseFactory) -> None:
         """Take a queued request out."""
@@ -92,7 +98,9 @@ class ResponseFactory(Life):
     `rows`, `signature`, `arrival_s` (monotonic), `priority` and `timeout_us` are what the queue
     goes by; see state/backlog.py. `place` is where it is at a stub, None while it is at none.
     `taken` and `granted` count the responses that the client has taken and that may be sent in
-    all. `children` are the calls that were made for it, which are cancelled with it.
+    all. `children` are the calls that were made for it, which are cancelled with it. For those
+    who count there are `dispatched_s`, the `timing` of its batch once that is known, and the
+    `reason` where it `has_failed`.
     """
 
     __slots__ = (
@@ -107,16 +115,23 @@ class ResponseFactory(Life):
         "arrival_s",
         "cancel_slot",
         "children",
+        "counts",
+        "dispatched_s",
         "dropped",
         "granted",
         "has_failed",
         "key",
+        "lacks_timing",
         "place",
         "priority",
+        "reason",
+        "responded_s",
+        "responses",
         "rows",
         "signature",
         "taken",
         "timeout_us",
+        "timing",
     )
 
     def __init__(
@@ -146,7 +161,13 @@ class ResponseFactory(Life):
         self.place: Place | None = None
         self.taken = self.granted = 0
         self.dropped = 0
-        self.has_failed = False
+        self.has_failed = self.lacks_timing = False
+        self.counts = desk.counts
+        self.reason: int = Reason.OTHER
+        self.dispatched_s = arrival_s
+        self.timing: Timing | None = None
+        self.responses = 0
+        self.responded_s = 0.0
         self._request = request
         self._model_version = model_version
         self._inputs = inputs
@@ -201,7 +222,10 @@ class ResponseFactory(Life):
         if TRANSITIONS[self.state][event] & DELIVER:
             response = self._response(wire, peer)
             todo = self.step(event)
-            self._deliver(response)
+            if self.counts.is_streamed:
+                self._deliver_counted(response)
+            else:
+                self._deliver(response)
         else:
             todo = self.step(event)
             self.dropped += 1
@@ -221,6 +245,8 @@ class ResponseFactory(Life):
         error = wire.error
         if error is not None:
             self._exchange.discard(peer, wire.outputs)
+            is_cancel = error.code == Code.CANCELLED
+            self.reason = Reason.CANCELED if is_cancel else Reason.BACKEND
             return self._failure(error_for(error.code, error.message), wire.final)
         outputs = []
         for tensor in wire.outputs:
@@ -260,6 +286,22 @@ class ResponseFactory(Life):
         except Exception:
             _log.exception("a response could not be handed on")
 
+    def _deliver_counted(self, response: InferResponse) -> None:
+        """Hand a response of a stream on, and count it by its place there."""
+        begun_s = monotonic_s()
+        self._deliver(response)
+        now_s = monotonic_s()
+        since_s = self.responded_s or self.dispatched_s
+        index, counts = self.responses, self.counts
+        self.responses += 1
+        self.responded_s = now_s
+        if response.error is not None or response.is_empty:
+            counts.responded_without_outputs(index, now_s - since_s, response.error)
+            return
+        counts.responded(index, now_s - since_s, now_s - begun_s)
+        if index == 0 and counts.first_response is not None:
+            counts.first_response.observe((begun_s - self.arrival_s) * 1e3)
+
     # --- ends that no stub gives -----------------------------------------------------------------
 
     def fail(self, error: ActorserveError) -> None:
@@ -279,6 +321,7 @@ class ResponseFactory(Life):
         if todo & FAIL:
             text = self.death_message(self._desk.retries, error.message)
             error = error if text == error.message else type(error)(text)
+        self.reason = Reason.BACKEND
         self._do(todo, error)
         return False
 
@@ -317,6 +360,9 @@ class ResponseFactory(Life):
         if todo & FAIL:
             self._deliver(self._failure(error))
         if todo & END:
+            self.has_failed = True  # also where nobody is left to hear so
+            if isinstance(error, Cancelled):
+                self.reason = Reason.CANCELED
             self._end()
 
     def _end(self) -> None:

@@ -25,6 +25,7 @@ from actorserve.state.backlog import EXPIRED_MESSAGE
 from actorserve.state.batching import Batch, BatchPolicy, BatchQueue, WaitUntil
 from actorserve.state.lifecycle import State
 from actorserve.state.plain_queue import PlainQueue, queue_for
+from actorserve.state.statistics import Reason, VersionStatistics
 
 WAIT_FOR_RESTART_S = 1.0
 """A request waits for a stub that is due within this time; else it is refused at once."""
@@ -45,8 +46,17 @@ class SchedulerStats(msgspec.Struct, frozen=True):
 class Scheduler:
     """Queue and dispatch the requests of one version."""
 
-    def __init__(self, node: Node, name: str, config: BatchPolicy, retries: int = 0) -> None:
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        config: BatchPolicy,
+        retries: int = 0,
+        counts: VersionStatistics | None = None,
+    ) -> None:
+        """`counts` is what its version counts, over all its loads."""
         self.retries = retries
+        self.counts = counts or VersionStatistics()
         self._node = node
         self._name = name
         self._queue: BatchQueue[ResponseFactory] | PlainQueue[ResponseFactory] = queue_for(config)
@@ -113,10 +123,16 @@ class Scheduler:
     def ended(self, factory: ResponseFactory) -> None:
         """Count the end of a request, and wake who waits for the last one."""
         self._pending.pop(factory.key, None)
+        now_s = monotonic_s()
+        arrival_s = factory.arrival_s
         if factory.has_failed:
             self._failed += 1
+            self.counts.failed(factory.reason, now_s - arrival_s)
         else:
             self._succeeded += 1
+            timing = factory.timing
+            factory.lacks_timing = timing is None
+            self.counts.succeeded(factory.rows, arrival_s, factory.dispatched_s, timing, now_s)
         if not self._pending and self._drained:
             waiters, self._drained = self._drained, []
             for waiter in waiters:
@@ -191,6 +207,7 @@ class Scheduler:
 
     def _expire(self) -> None:
         for factory in self._queue.expire(monotonic_s()):
+            factory.reason = Reason.REJECTED
             factory.fail(Unavailable(EXPIRED_MESSAGE))
 
     def _wait(self, until: WaitUntil | None) -> None:

@@ -26,8 +26,11 @@ from actorserve.actors.bodies import Bodies
 from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
 from actorserve.actors.forked import end_if_forked
+from actorserve.actors.questions import Questions
 from actorserve.actors.replies import thread_errors
 from actorserve.actors.stub_loop import StubLoop
+from actorserve.actors.stub_metrics import CONTROL_THREAD, StubMetrics
+from actorserve.actors.stub_model_control import StubModelControl
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.fault import fault_point
 from actorserve.runtime.child import BootSocket, PeerGone
@@ -37,8 +40,11 @@ from actorserve.triton import importing
 from actorserve.triton.calling import set_caller
 from actorserve.triton.failure import format_exception, plain_text
 from actorserve.triton.logger import set_sink
+from actorserve.triton.metric import set_metric_store
 from actorserve.triton.model_config_builder import ModelConfig
+from actorserve.triton.model_control import set_controller
 from actorserve.wire.messages import (
+    Answered,
     AutoComplete,
     AutoCompleted,
     BootFailed,
@@ -67,7 +73,7 @@ def main(boot: BootSocket) -> None:
         os._exit(0)
     stub = Stub(end)
     _note_thread_errors()
-    threading.Thread(target=_control, args=(end,), name="actorserve-control", daemon=True).start()
+    threading.Thread(target=_control, args=(end,), name=CONTROL_THREAD, daemon=True).start()
     try:
         stub.run()
     except PeerGone:
@@ -103,6 +109,8 @@ class Stub:
 
     def __init__(self, end: StubEnd) -> None:
         self._end = end
+        self.questions = Questions(end)
+        self._metrics = StubMetrics(end, self.questions)
         self._model: Any = None
         self._execution: Execution | None = None
         self._calls: Calls | None = None
@@ -143,12 +151,17 @@ class Stub:
         if isinstance(message, CallResponded) and self._calls is not None:
             self._calls.take(message.responses)
             return True
+        if isinstance(message, Answered):
+            self.questions.take(message)
+            return True
         return False
 
     def _take_control(self, message: ToStub) -> None:
         if isinstance(message, Granted):
             if self._execution is not None:
                 self._execution.replies.granted(message.requests)
+        elif isinstance(message, Answered):
+            self.questions.take(message)
         elif self._calls is not None:
             if isinstance(message, CallResponded):
                 self._calls.take(message.responses)
@@ -156,6 +169,7 @@ class Stub:
                 self._calls.moved()
 
     def _reap(self) -> None:
+        self._metrics.flush()
         if self._calls is not None:
             self._calls.reap()
         if self._execution is not None:
@@ -166,13 +180,16 @@ class Stub:
     def _initialize(self, message: Initialize) -> bool:
         """Import and initialize the model; False where that failed, with the reason sent."""
         end = self._end
-        importing.set_model_dir(str(Path(message.model_path).parent))
+        args = message.args
+        set_metric_store(self._metrics)
+        importing.set_model_dir(str(Path(args["model_repository"], args["model_version"])))
         model = self._guard(lambda: self._construct(message.model_path), message.model_path)
         if model is None:
             return False
         self._model = model[0]
         end.send(PhaseEntered("initializing"))
         end.page.enter_phase(_NUMBER[Phase.INITIALIZING])
+        set_controller(StubModelControl(end, self.questions))
         initialize = getattr(self._model, "initialize", None)
         if initialize is not None:
             fault_point("stub.initialize")
@@ -181,9 +198,11 @@ class Stub:
         bodies = Bodies(end, shared_inputs=message.shared_inputs)
         self._calls = Calls(end, bodies)
         self._execution = Execution(end, self._model, message, bodies)
+        self._execution.replies.before_send = self._metrics.flush
         if self._execution.is_async:
             limit = message.concurrent_executes
             self._loop = StubLoop(end, self._execution, self._calls, limit)
+            self.questions.after_main_wait = self._calls.after_main_wait
         set_caller(self._calls)
         end.page.enter_phase(_NUMBER[Phase.IDLE])
         end.send(
@@ -216,7 +235,7 @@ class Stub:
 
     def _auto_complete(self, message: AutoComplete) -> None:
         """Ask the model to complete its configuration, and send what it says."""
-        importing.set_model_dir(str(Path(message.model_path).parent))
+        importing.set_model_dir(message.model_dir)
 
         def ask() -> str | None:
             self._end.send(PhaseEntered("importing"))
@@ -243,6 +262,7 @@ class Stub:
         end.page.enter_phase(_NUMBER[Phase.FINALIZING])
         error = None
         set_caller(None)
+        set_controller(None)
         finalize = getattr(self._model, "finalize", None)
         if self._loop is not None and finalize is not None:
             self._loop.hand_over()
@@ -257,6 +277,7 @@ class Stub:
         if self._loop is not None:
             self._loop.close()
         self._model = None
+        self._metrics.flush()
         end.send(Finalized(error))
 
     def _log(self, level: int, file: str, line: int, message: str) -> None:

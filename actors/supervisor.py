@@ -14,31 +14,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from actorserve.actors.deadlock_watch import DeadlockWatch
+from actorserve.actors.disk import on_disk
 from actorserve.actors.embedding import Embedding
 from actorserve.actors.incarnation import LEVELS
+from actorserve.actors.instance import Instance
+from actorserve.actors.metrics_settings import parse_metrics_config
 from actorserve.actors.model import Model, ModelStats
-from actorserve.actors.model_version import ModelVersion
+from actorserve.actors.model_control import ModelControl
+from actorserve.actors.model_version import ModelVersion, VersionState
 from actorserve.actors.node import Node
-from actorserve.actors.repository import ModelEntry, Repository
+from actorserve.actors.repository import Repository
+from actorserve.actors.repository_poll import RepositoryPoll
 from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings, parse_backend_config
 from actorserve.errors import (
     ActorserveError,
+    InvalidArgument,
     NotFound,
     Unavailable,
 )
 from actorserve.forking import sever_after_fork
 from actorserve.runtime.child import Spawner
 from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
+from actorserve.state.metrics import Family
+from actorserve.state.statistics import ModelStatistics
 from actorserve.triton.inference import (
+    IndexEntry,
     InferRequest,
     InferResponse,
     ModelInfo,
@@ -89,8 +100,7 @@ class Supervisor(Embedding):
         self._is_opening = False
         self._used_bytes: list[int] = []
         self._hurried = asyncio.Event()
-        self._loads: set[asyncio.Task[None]] = set()
-        self._are_loads_cut = False
+        self._control_or_none: ModelControl | None = None
         sever_after_fork(self)
 
     @property
@@ -144,6 +154,7 @@ class Supervisor(Embedding):
         backend, warnings = parse_backend_config(self.settings.backend_config)
         for warning in warnings:
             _log.warning("%s", warning)
+        parse_metrics_config(self.settings.metrics_config)
         spawner = Spawner(preload=(STUB_MODULE,), log=_log_process)
         try:
             await spawner.start()
@@ -154,56 +165,30 @@ class Supervisor(Embedding):
         executor = ThreadPoolExecutor(2, "actorserve-memory")
         self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
         self._node_or_none.route = self._version
+        self._deadlocks = DeadlockWatch(loop, self._all_instances)
+        self._node_or_none.watch_call = self._deadlocks.note
         self._models = {}
-        self._is_stopping = self._is_loaded = self._are_loads_cut = False
+        self._control_or_none = ModelControl(self._node_or_none, self._repository, self._models)
+        self._is_stopping = self._is_loaded = False
         self._hurried = asyncio.Event()
         self._watch_timer = loop.call_later(WATCH_INTERVAL_S, self._watch)
 
     async def load_models(self) -> None:
-        """Load what the settings name, several at a time."""
-        entries = self._repository.scan()
-        wanted = self._wanted(set(entries))
-        gate = asyncio.Semaphore(self.settings.model_load_thread_count)
-
-        async def load(name: str) -> None:
-            async with gate:
-                model = self._models.setdefault(name, Model(self._node, name))
-                model.should_serve = True
-                if name not in entries:
-                    model.fail(f"failed to load '{name}', failed to poll from model repository")
-                    return
-                await self._load(model, entries[name])
-
-        await asyncio.gather(*[load(name) for name in wanted])
+        """Load what the settings name, several at a time, and begin to poll where they say so."""
+        control = self.control
+        poll: RepositoryPoll | None = None
+        if self.settings.model_control_mode == "poll":
+            poll = RepositoryPoll(self._repository, control, self.settings.repository_poll_s)
+            await poll.first_look()
+        entries = await on_disk(self._repository.scan)
+        await control.load_all(self._wanted(set(entries)), entries)
         self._is_loaded = True
-
-    async def _load(self, model: Model, entry: ModelEntry) -> None:
-        """Load a model in a task of our own, which `stop` can end. Raises Unavailable then."""
-        exiting = Unavailable(f"the server is exiting and does not load '{model.name}'")
-        if self._is_stopping:
-            raise exiting
-        task = asyncio.ensure_future(model.load(self._repository, entry))
-        self._loads.add(task)
-        task.add_done_callback(self._loads.discard)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if self._are_loads_cut:
-                raise exiting from None
-            raise
-
-    async def _cut_loads(self) -> None:
-        """End the loads in progress; their stubs are killed."""
-        self._are_loads_cut = True
-        loads = list(self._loads)
-        for task in loads:
-            task.cancel()
-        if loads:
-            await asyncio.wait(loads, timeout=QUICK_STOP_S)
+        if poll is not None:
+            self._node.run(poll.run())
 
     def _wanted(self, known: set[str]) -> list[str]:
         """Return the names to load at start."""
-        if self.settings.model_control_mode == "none":
+        if self.settings.model_control_mode != "explicit":
             return sorted(known)
         named = list(dict.fromkeys(self.settings.load_model))
         return sorted(known) if "*" in named else named
@@ -217,7 +202,7 @@ class Supervisor(Embedding):
         if node is None:
             return
         self.begin_stop()
-        await self._cut_loads()
+        await self.control.cut_all()
         deadline_s = monotonic_s() + (self.settings.exit_timeout_s if grace_s is None else grace_s)
         models = list(self._models.values())
         await self._in_time(deadline_s, [model.drained() for model in models])
@@ -261,6 +246,8 @@ class Supervisor(Embedding):
     def begin_stop(self) -> None:
         """Be not ready and refuse new requests from now on; `stop` does the rest."""
         self._is_stopping = True
+        if self._control_or_none is not None:
+            self._control_or_none.is_closing = True
 
     def hurry(self) -> None:
         """Cut the grace time of a stop in progress short."""
@@ -268,11 +255,15 @@ class Supervisor(Embedding):
 
     def sever(self) -> None:
         """Run nothing, in a child that the host forked: everything here is its parent's."""
-        self._node_or_none = None
+        self._node_or_none = self._control_or_none = None
 
     async def _close(self, node: Node) -> None:
         if self._watch_timer is not None:
             self._watch_timer.cancel()
+        self._deadlocks.close()
+        await node.end_tasks()
+        await self.control.close()
+        self._control_or_none = None
         await node.spawner.stop()
         node.exchange.close()
         node.executor.shutdown(wait=False)
@@ -312,22 +303,49 @@ class Supervisor(Embedding):
             if model.should_serve and model.reason
         }
 
-    async def load(self, name: str) -> None:
-        """Load or reload a model. Raises what is wrong with it; a version that served stays."""
-        entry = await asyncio.get_running_loop().run_in_executor(None, self._repository.find, name)
-        model = self._models.setdefault(name, Model(self._node, name))
-        model.should_serve = True
-        await self._load(model, entry)
-        if model.reason:
-            raise Unavailable(f"failed to load '{name}': {model.reason}")
+    @property
+    def control(self) -> ModelControl:
+        """Loading and unloading, as front ends see them; apps use `load` and `unload`."""
+        if self._control_or_none is None:
+            raise Unavailable("the server is not running")
+        return self._control_or_none
 
-    async def unload(self, name: str) -> None:
-        """Unload a model: requests in flight end first. Raises NotFound for an unknown one."""
-        model = self._models.get(name)
+    async def load(
+        self, name: str, *, config: str = "", files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load or reload a model; returns when it serves and what it replaces is gone.
+
+        `config` is JSON that counts instead of the model's own configuration. `files`
+        ("file:1/model.py") are then all that the model's directory holds, and the model need not
+        be in a repository. Raises what is wrong; a version that served stays then.
+        """
+        self._refuse_while_polling()
+        await self.control.load(name, config, files)
+        await self._models[name].gone()
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model: requests in flight end first. Raises NotFound for an unknown one.
+
+        `unload_dependents` has no effect yet: no model depends on another.
+        """
+        self._refuse_while_polling()
+        model = await self.control.unload(name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        model.should_serve = False
-        await model.unload()
+        await model.gone()
+
+    async def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """Return every model of the repositories and how it stands, or only what is ready."""
+        return await self.control.index(is_ready=ready)
+
+    def _refuse_while_polling(self) -> None:
+        if self.settings.model_control_mode == "poll":
+            self.control.check_explicit()
+
+    def _all_instances(self) -> Iterator[tuple[str, str, list[Instance]]]:
+        for model in self._models.values():
+            for version in model.serving():
+                yield model.name, version.info.version, version.instances
 
     def _version(self, name: str, version: str) -> ModelVersion:
         """Return the version that serves a request. Raises NotFound or Unavailable."""
@@ -386,6 +404,41 @@ class Supervisor(Embedding):
         except ActorserveError:
             return False
 
+    def statistics(self, name: str = "", version: str = "") -> bytes:
+        """Return what was counted as JSON; see triton.inference.Door."""
+        return msgspec.json.encode({"model_stats": self.model_statistics(name, version)})
+
+    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return what was counted of all versions that serve, or of those that are named.
+
+        Counts go on over restarts and reloads. Raises InvalidArgument for what does not serve.
+        """
+        self._pump()
+        epoch_s = time.time() - monotonic_s()
+        models = [self._models[name]] if name in self._models else []
+        found = [
+            each.statistics(epoch_s)
+            for model in (models if name else self._models.values())
+            for each in model.versions()
+            if each.state is VersionState.READY and version in ("", each.info.version)
+        ]
+        if name and not found:
+            which = f"requested model '{name}'" + (f" version {version}" if version else "")
+            raise InvalidArgument(f"{which} is not available")
+        return found
+
+    def metrics(self) -> list[Family]:
+        """Return all metrics; `frontend.metrics_text.exposition` writes them down."""
+        node = self._node
+        self._pump()
+        views = [each.view() for model in self._models.values() for each in model.shown()]
+        return node.metrics.families(views, node.exchange.stats(), monotonic_s())
+
+    def _pump(self) -> None:
+        """Read what stubs have written and not yet rung for."""
+        for model in self._models.values():
+            model.pump()
+
     @property
     def zygote_pid(self) -> int | None:
         """The only process that is a child of this one; None while there is none."""
@@ -412,8 +465,7 @@ class Supervisor(Embedding):
     def stats(self) -> SupervisorStats:
         """Return where the server stands, from real state."""
         node = self._node
-        for model in self._models.values():
-            model.pump()
+        self._pump()
         return SupervisorStats(
             self.is_live(),
             self.is_ready(),

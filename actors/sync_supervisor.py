@@ -25,7 +25,7 @@ from actorserve.actors.supervisor import Supervisor, SupervisorStats
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
 from actorserve.forking import sever_after_fork
-from actorserve.triton.inference import Parameter
+from actorserve.triton.inference import IndexEntry, Parameter
 
 T = TypeVar("T")
 
@@ -194,13 +194,19 @@ class SyncSupervisor:
 
     # --- models ----------------------------------------------------------------------------------
 
-    def load(self, name: str) -> None:
+    def load(
+        self, name: str, *, config: str = "", files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Load or reload a model."""
-        self._wait(self._server.load(name))
+        self._wait(self._server.load(name, config=config, files=files))
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Unload a model; requests in flight end first."""
-        self._wait(self._server.unload(name))
+        self._wait(self._server.unload(name, unload_dependents=unload_dependents))
+
+    def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """Return every model of the repositories and how it stands, or only what is ready."""
+        return self._wait(self._server.repository_index(ready=ready))
 
     def is_ready(self) -> bool:
         """Whether every model that should serve does so with all its instances."""

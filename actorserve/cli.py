@@ -28,22 +28,21 @@ USAGE = 2
 
 IGNORED_FLAGS = tuple(
     """
-    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics
-    allow-sagemaker allow-vertex-ai backend-directory buffer-manager-thread-count cache-config
-    cache-directory cuda-memory-pool-byte-size cuda-virtual-address-size enable-peer-access
-    grpc-address grpc-header-forward-pattern grpc-http2-max-ping-strikes
-    grpc-http2-max-pings-without-data grpc-http2-min-recv-ping-interval-without-data
-    grpc-infer-allocation-pool-size grpc-infer-response-compression-level
-    grpc-infer-thread-count grpc-keepalive-permit-without-calls grpc-keepalive-time
-    grpc-keepalive-timeout grpc-max-connection-age grpc-max-connection-age-grace
-    grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-root-cert
-    grpc-server-cert grpc-server-key grpc-use-ssl grpc-use-ssl-mutual host-policy
-    http-header-forward-pattern http-restricted-api http-thread-count metrics-address
-    metrics-config metrics-interval-ms metrics-port min-supported-compute-capability
-    model-config-name model-load-gpu-limit model-load-retry-count model-namespacing
-    pinned-memory-pool-byte-size rate-limit rate-limit-resource repoagent-directory
-    repository-poll-secs response-cache-byte-size reuse-grpc-port reuse-http-port trace-config
-    trace-count trace-file trace-level trace-log-frequency trace-rate
+    allow-client-shm allow-gpu-metrics allow-grpc allow-http allow-sagemaker allow-vertex-ai
+    buffer-manager-thread-count cache-config cache-directory cuda-memory-pool-byte-size
+    cuda-virtual-address-size enable-peer-access grpc-address grpc-header-forward-pattern
+    grpc-http2-max-ping-strikes grpc-http2-max-pings-without-data
+    grpc-http2-min-recv-ping-interval-without-data grpc-infer-allocation-pool-size
+    grpc-infer-response-compression-level grpc-infer-thread-count
+    grpc-keepalive-permit-without-calls grpc-keepalive-time grpc-keepalive-timeout
+    grpc-max-connection-age grpc-max-connection-age-grace grpc-max-response-pool-size grpc-port
+    grpc-restricted-protocol grpc-root-cert grpc-server-cert grpc-server-key grpc-use-ssl
+    grpc-use-ssl-mutual host-policy http-header-forward-pattern http-restricted-api
+    http-thread-count min-supported-compute-capability model-config-name model-load-gpu-limit
+    model-namespacing pinned-memory-pool-byte-size rate-limit
+    rate-limit-resource repoagent-directory response-cache-byte-size
+    reuse-grpc-port reuse-http-port trace-config trace-count trace-file trace-level
+    trace-log-frequency trace-rate
     """.split()  # noqa: SIM905 (a list of names reads better as text)
 )
 """The real server's flags that have no meaning here (yet): accepted, with one warning each."""
@@ -115,6 +114,9 @@ def _add_check(commands: _Commands) -> None:
     )
     check.set_defaults(run=_check)
     check.add_argument("repository", nargs="+", metavar="REPOSITORY", help="a model repository")
+    check.add_argument(
+        "--backend-directory", metavar="DIR", default="", help="holds Python-based backends"
+    )
     check.add_argument(
         "--dry-run", action="store_true", help="import and initialize every model once, too"
     )
@@ -238,7 +240,9 @@ def _check(chosen: argparse.Namespace) -> int:
     from actorserve.config import Settings
     from actorserve.frontend.operator import findings_text
 
-    settings = Settings(model_repository=tuple(chosen.repository))
+    settings = Settings(
+        model_repository=tuple(chosen.repository), backend_directory=chosen.backend_directory
+    )
     findings = check(settings, is_dry_run=chosen.dry_run)
     print(findings_text(findings))
     return FAILED if any(finding.problem for finding in findings) else 0

@@ -33,9 +33,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     strict_json: bool = False
     model_control_mode: str = "none"
     load_model: tuple[str, ...] = ()
+    repository_poll_s: float = 15.0
     model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
     auto_complete_config: bool = True
     exit_on_error: bool = True
+    backend_directory: str = ""
     exit_timeout_s: float = 30.0
     strict_readiness: bool = True
     backend_config: tuple[str, ...] = ()
@@ -49,6 +52,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     crash_dir: str = ""
     ready_file: str = ""
     admin_token_file: str = ""
+    allow_metrics: bool = True
+    metrics_address: str = ""
+    metrics_port: int = 8002
+    metrics_interval_ms: int = 2000
+    metrics_config: tuple[str, ...] = ()
+    allow_cpu_metrics: bool = True
 
     def __post_init__(self) -> None:
         """Hold settings that were made in Python to the rules of the flags. Raises ConfigError."""
@@ -128,6 +137,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _interval(text: str) -> float:
+    value = _seconds(text)
+    if value < 0.01:
+        raise ValueError(f"expected seconds, 0.01 or more, got {text!r}")
+    return value
+
+
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -159,15 +175,23 @@ OPTIONS: tuple[Option, ...] = (
     Option("--model-repository", "model_repository", str, "DIR",
            "a repository to serve, beside those named without a flag",
            ("--model-store",), True),
-    Option("--model-control-mode", "model_control_mode", _choice("none", "explicit"),
-           "none|explicit",
-           "none: load every model at start; explicit: only those of --load-model"),
+    Option("--model-control-mode", "model_control_mode", _choice("none", "explicit", "poll"),
+           "none|explicit|poll",
+           "none: load every model at start; explicit: only those of --load-model, and others by "
+           "request; poll: every model, and again when it changes on disk"),
+    Option("--repository-poll-secs", "repository_poll_s", _interval, "S",
+           "how often the repositories are looked at in poll mode; a change counts when two looks "
+           "in a row have seen it"),
     Option("--load-model", "load_model", str, "NAME",
            "a model to load at start in explicit mode; '*' for all", (), True),
     Option("--model-load-thread-count", "model_load_thread_count", _integer(1, 256), "N",
            "how many models load at a time"),
+    Option("--model-load-retry-count", "model_load_retry_count", _integer(0, 1000), "N",
+           "how often a load that has failed is tried again"),
     Option("--disable-auto-complete-config", "auto_complete_config", _not, "BOOL",
            "do not call the models' auto_complete_config", ("--strict-model-config",)),
+    Option("--backend-directory", "backend_directory", str, "DIR",
+           "holds Python-based backends: with DIR/NAME/model.py, models may say backend: \"NAME\""),
     Option("--exit-on-error", "exit_on_error", parse_bool, "BOOL",
            "end with exit code 1 when a model fails to load at start"),
     ),
@@ -189,6 +213,21 @@ OPTIONS: tuple[Option, ...] = (
            "time for a request's head to arrive, then 408"),
     Option("--strict-json", "strict_json", parse_bool, "BOOL",
            "refuse NaN and infinity in JSON outputs instead of writing them bare"),
+    ),
+    *_group("metrics",
+    Option("--allow-metrics", "allow_metrics", parse_bool, "BOOL",
+           "serve /metrics for Prometheus, on the HTTP port and on a port of its own"),
+    Option("--metrics-address", "metrics_address", str, "ADDRESS",
+           "address of that port; that of --host unless it is named"),
+    Option("--metrics-port", "metrics_port", _PORT, "PORT",
+           "that port; 0 lets the kernel pick"),
+    Option("--metrics-config", "metrics_config", str, "KEY=VALUE",
+           "counter_latencies, histogram_latencies, summary_latencies: true or false; "
+           "summary_quantiles: RANK:ERROR pairs with commas between", (), True, None),
+    Option("--metrics-interval-ms", "metrics_interval_ms", _integer(1, 3_600_000), "MS",
+           "the machine's CPU and memory are looked at no more often"),
+    Option("--allow-cpu-metrics", "allow_cpu_metrics", parse_bool, "BOOL",
+           "show the machine's CPU and memory among the metrics"),
     ),
     *_group("stubs and shared memory",
     Option("--backend-config", "backend_config", str, "python,KEY=VALUE",

@@ -60,6 +60,7 @@ TRITON_IN_PROCESS_16_MIB_PER_S = 103
 TRITON_HTTP_4_B_PER_S = 3800
 TRITON_HTTP_1_MIB_PER_S = 306
 TRITON_HTTP_16_MIB_PER_S = 12
+TRITON_STREAM_PER_S = 3700
 
 
 def _embedded_small(loop: str) -> tuple[Row, ...]:
@@ -191,6 +192,27 @@ SECTIONS: tuple[Section, ...] = (
             ),
         ),
         180.0,
+    ),
+    Section(
+        "benchmarks.sse_serving:streams",
+        (
+            Row(
+                "sse-1",
+                "HTTP stream of 4 B responses, 1 client",
+                "k/s",
+                (Target(5 * TRITON_STREAM_PER_S / 1000, note="5x Triton"),),
+                "3.7 k/s",
+                KILO,
+            ),
+            Row(
+                "sse-64",
+                "HTTP streams of 4 B responses, 64 clients",
+                "k/s",
+                (Target(5 * TRITON_STREAM_PER_S / 1000, note="5x Triton"),),
+                "3.7 k/s",
+                KILO,
+            ),
+        ),
     ),
     Section(
         "benchmarks.restart:after_kill",

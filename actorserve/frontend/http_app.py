@@ -6,9 +6,13 @@
     GET /v2/models/M[/versions/V]             metadata
     GET /v2/models/M[/versions/V]/ready       200, or 400 with an error
     GET /v2/models/M[/versions/V]/config      the model's configuration
+    GET /v2/models/M[/versions/V]/stats       what was counted of it; without M, of all models
+    GET /metrics                              metrics for Prometheus
+    POST /v2/repository/…                     index, load, unload (http_repository.py)
     GET /v2/actorserve/status                 where models and stubs stand (see `may_administer`)
 
-Inferences never come here, except with another method than POST.
+Inferences never come here, except with another method than POST. The port for metrics has a front
+that serves nothing else.
 """
 
 from __future__ import annotations
@@ -21,10 +25,16 @@ from typing import Any
 import msgspec
 
 from actorserve import __version__
-from actorserve.errors import ActorserveError, PermissionDenied
+from actorserve.errors import ActorserveError, InvalidArgument, PermissionDenied
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_front import HttpFront
-from actorserve.frontend.http_route import ModelPath, match_model_path
+from actorserve.frontend.http_repository import (
+    RepositoryPath,
+    match_repository_path,
+    serve,
+)
+from actorserve.frontend.http_route import INFERENCES, ModelPath, match_model_path
+from actorserve.frontend.metrics_text import CONTENT_TYPE, exposition
 from actorserve.frontend.v2_response import encode_error, retry_after_s
 from actorserve.triton.inference import Door, ModelInfo, TensorSpec
 
@@ -33,8 +43,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
 """What really works, by the protocol's names for it."""
+
+METRICS_PATH = b"/metrics"
 
 _JSON = b"application/json"
 _TEXT = b"text/plain"
@@ -66,11 +86,11 @@ class HttpApp:
         self._door: Door = front.door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Bodies are not read: no request here has one."""
+        """Serve one request. Bodies are read of those to the repository, of no others."""
         if scope["type"] != "http":
             return
         try:
-            reply = self._route(scope)
+            reply = await self._control(scope, receive) or self._route(scope)
         except ActorserveError as error:
             reply = _error(error)
         except Exception:
@@ -82,27 +102,71 @@ class HttpApp:
         )
         await send({"type": "http.response.body", "body": reply.body})
 
+    async def _control(self, scope: Scope, receive: Receive) -> Reply | None:
+        """Serve a request to the repository; None for any other."""
+        if self._front.settings.only_metrics:
+            return None
+        path: RepositoryPath | None = match_repository_path(_path(scope))
+        if path is None:
+            return None
+        if scope["method"] != "POST":
+            return _not_allowed(("POST",))
+        _check_administers(scope, self._front)
+        body = await serve(self._door.control, path, await _body(scope, receive))
+        return Reply(200, body, _JSON)
+
     def _route(self, scope: Scope) -> Reply:
-        path: bytes = scope.get("raw_path") or scope["path"].encode()
-        plain = _PLAIN.get(path) or _ADMIN.get(path)
+        path = _path(scope)
+        plain = self._plain(path)
         model: ModelPath | None = None
-        if plain is None:
+        if plain is None and not self._front.settings.only_metrics:
             model = match_model_path(path)
-            if model is None:
-                return Reply(404, encode_error("Not Found"), _JSON)
-        allowed = ("POST",) if model is not None and model.action == "infer" else ("GET", "HEAD")
+        if plain is None and model is None:
+            return Reply(404, encode_error("Not Found"), _JSON)
+        is_inference = model is not None and model.action in INFERENCES
+        allowed = ("POST",) if is_inference else ("GET", "HEAD")
         if scope["method"] not in allowed:
-            allow = (b"allow", ", ".join(allowed).encode())
-            return Reply(405, encode_error("Method Not Allowed"), _JSON, [allow])
+            return _not_allowed(allowed)
         if plain is not None:
-            if path in _ADMIN and not may_administer(scope, self._front.settings.admin_token):
-                raise PermissionDenied(
-                    "this is for the server's operator: ask from the server's own machine, or "
-                    "with the bearer token of --admin-token-file"
-                )
+            if path in _ADMIN:
+                _check_administers(scope, self._front)
             return plain(self._front)
         assert model is not None
         return _MODEL[model.action](self._door, model)
+
+    def _plain(self, path: bytes) -> Callable[[HttpFront], Reply] | None:
+        """Return what serves a path that names no model."""
+        settings = self._front.settings
+        if path == METRICS_PATH and settings.has_metrics:
+            return _metrics
+        if settings.only_metrics:
+            return None
+        return _PLAIN.get(path) or _ADMIN.get(path)
+
+
+def _path(scope: Scope) -> bytes:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return path
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """Read a body, which the protocol has bounded. Raises InvalidArgument."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise InvalidArgument("requests to the repository must not be compressed")
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise InvalidArgument("the client has gone before its request was complete")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _not_allowed(allowed: tuple[str, ...]) -> Reply:
+    allow = (b"allow", ", ".join(allowed).encode())
+    return Reply(405, encode_error("Method Not Allowed"), _JSON, [allow])
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -122,11 +186,21 @@ def _ready(front: HttpFront) -> Reply:
     return Reply(200 if front.door.is_ready() else 503)
 
 
+def _metrics(front: HttpFront) -> Reply:
+    text = exposition(front.door.metrics())
+    return Reply(200, text.encode(errors="replace"), CONTENT_TYPE.encode())
+
+
+def _all_statistics(front: HttpFront) -> Reply:
+    return Reply(200, front.door.statistics(), _JSON)
+
+
 _PLAIN: dict[bytes, Callable[[HttpFront], Reply]] = {
     b"/v2": _metadata,
     b"/v2/": _metadata,
     b"/v2/health/live": _live,
     b"/v2/health/ready": _ready,
+    b"/v2/models/stats": _all_statistics,
 }
 
 
@@ -166,6 +240,10 @@ def _model_config(door: Door, path: ModelPath) -> Reply:
     return Reply(200, door.model_config(path.model, path.version), _JSON)
 
 
+def _model_statistics(door: Door, path: ModelPath) -> Reply:
+    return Reply(200, door.statistics(path.model, path.version), _JSON)
+
+
 def _infer(door: Door, path: ModelPath) -> Reply:
     """Answer a POST that the protocol did not take for an inference; nothing is known to."""
     return Reply(404, encode_error("Not Found"), _JSON)
@@ -175,7 +253,8 @@ _MODEL: dict[str, Callable[[Door, ModelPath], Reply]] = {
     "": _model_metadata,
     "ready": _model_ready,
     "config": _model_config,
-    "infer": _infer,
+    "stats": _model_statistics,
+    **dict.fromkeys(INFERENCES, _infer),
 }
 
 
@@ -188,6 +267,14 @@ def _error(error: ActorserveError) -> Reply:
 
 
 # --- access --------------------------------------------------------------------------------------
+
+
+def _check_administers(scope: Scope, front: HttpFront) -> None:
+    if not may_administer(scope, front.settings.admin_token):
+        raise PermissionDenied(
+            "this is for the server's operator: ask from the server's own machine, or "
+            "with the bearer token of --admin-token-file"
+        )
 
 
 def may_administer(scope: Scope, token: str = "") -> bool:

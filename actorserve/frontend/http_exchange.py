@@ -29,6 +29,13 @@ class Connection(Protocol):
     def send_reply(self, exchange: Exchange, head: bytes, pieces: list[View], nbytes: int) -> None:
         """Write a reply; the exchange is complete when the transport has taken all of it."""
 
+    @property
+    def is_write_paused(self) -> bool:
+        """Whether the peer takes less than is written."""
+
+    def send_part(self, data: bytes) -> None:
+        """Write a part of a reply that `send_reply` ends."""
+
     def sync_reading(self) -> None:
         """Read from the peer, or do not, as the current exchange needs it."""
 
@@ -48,12 +55,14 @@ class Exchange:
 
     `response_complete`, `disconnected`, `keep_alive` and `message_event` are what uvicorn's
     protocol reads and writes of its cycles. `is_received` is true when the request is complete,
-    `is_stalled` while no more of its body should be read.
+    `is_stalled` while no more of its body should be read. A stream (`is_stream`) hears of its
+    peer's end whatever else waits, and of the peer's catching up.
     """
 
     message_event = _NoEvent()
     # Most requests never touch most of these: as class attributes they cost nothing then.
     is_stalled = False
+    is_stream = False
     response_complete = False
     disconnected = False
     is_received = False
@@ -76,6 +85,9 @@ class Exchange:
 
     def release(self) -> None:
         """Give back what the exchange holds; idempotent."""
+
+    def on_writable(self) -> None:
+        """The peer has caught up with what was written."""
 
     # --- replying ---
 

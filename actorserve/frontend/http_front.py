@@ -18,7 +18,7 @@ import msgspec
 
 from actorserve.errors import InvalidArgument
 from actorserve.frontend.http_memo import HeadMemo
-from actorserve.frontend.http_route import ModelPath, match_model_path
+from actorserve.frontend.http_route import INFERENCES, ModelPath, match_model_path
 from actorserve.frontend.http_settings import HttpSettings
 from actorserve.triton.inference import Door
 
@@ -120,12 +120,14 @@ class HttpFront:
         route = self._routes.get(url)
         if route is not None:
             return route
+        if self.settings.only_metrics:
+            return None
         try:
             path = httptools.parse_url(url).path
             route = match_model_path(path) if path else None
         except (httptools.HttpParserInvalidURLError, InvalidArgument):
             return None
-        if route is None or route.action != "infer":
+        if route is None or route.action not in INFERENCES:
             return None
         if len(url) <= _ROUTE_BYTES_KEPT:
             if len(self._routes) >= _ROUTES_KEPT:

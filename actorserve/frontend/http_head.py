@@ -35,7 +35,8 @@ class InferHead(msgspec.Struct):
     """What the head of an inference request says of its body and of the wanted reply.
 
     `content_length` is -1 where it is unknown (chunked). `json_bytes` is the document's size, None
-    where the whole body is the document, 0 for a raw binary request.
+    where the whole body is the document, 0 for a raw binary request. `takes_chunks` is false for
+    HTTP/1.0, where only the connection's end ends a reply of unknown length.
     """
 
     content_length: int = 0
@@ -43,6 +44,7 @@ class InferHead(msgspec.Struct):
     json_bytes: int | None = None
     encoding: str = ""
     accepted: str = ""
+    takes_chunks: bool = True
 
 
 def pick(headers: Headers) -> dict[bytes, bytes]:
@@ -106,3 +108,16 @@ def reply_head(status: int, body: EncodedBody, keep_alive: bool, extra: bytes = 
     if not keep_alive:
         extra += b"connection: close\r\n"
     return b"%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINES[status], what, extra, body.nbytes)
+
+
+def stream_head(keep_alive: bool, takes_chunks: bool) -> bytes:
+    """Return the head of a stream of events."""
+    return b"".join(
+        [
+            STATUS_LINES[200],
+            b"content-type: text/event-stream; charset=utf-8\r\n",
+            b"transfer-encoding: chunked\r\n" if takes_chunks else b"",
+            b"" if keep_alive else b"connection: close\r\n",
+            b"\r\n",
+        ]
+    )

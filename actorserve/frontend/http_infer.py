@@ -8,7 +8,7 @@ compression) runs in a codec thread.
 
 from __future__ import annotations
 
-from actorserve.errors import ActorserveError
+from actorserve.errors import ActorserveError, DecoupledModel
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_intake import Intake
 from actorserve.frontend.v2_compression import compress
@@ -19,9 +19,10 @@ from actorserve.frontend.v2_response import (
     encode_response,
     json_output_bytes,
 )
-from actorserve.triton.inference import InferResponse, InFlight
+from actorserve.triton.inference import InferResponse, InFlight, ModelInfo
 
 ENCODE_OFF_LOOP_BYTES = 64 * 1024
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class InferExchange(Intake):
@@ -47,6 +48,11 @@ class InferExchange(Intake):
         else:
             self.fail(error)
 
+    def _check_info(self, info: ModelInfo) -> None:
+        """Refuse a model that answers in streams; where it loads just now, the door does."""
+        if info.decoupled:
+            raise DecoupledModel(DECOUPLED)
+
     def on_draft(self, draft: Draft) -> None:
         """Send the request through the door."""
         front = self.connection.front
@@ -55,6 +61,9 @@ class InferExchange(Intake):
         front.in_flight += 1
         try:
             in_flight = front.door.submit(draft.request, self._on_response)
+        except DecoupledModel:
+            front.in_flight -= 1
+            self.reply_error(DecoupledModel(DECOUPLED))
         except ActorserveError as error:
             front.in_flight -= 1
             self.reply_error(error)

@@ -22,7 +22,6 @@ from actorserve.errors import (
     ResourceExhausted,
     TooLarge,
     Unavailable,
-    Unsupported,
 )
 from actorserve.frontend.http_body import Scatter
 from actorserve.frontend.http_exchange import Connection, Exchange, unexpected
@@ -197,7 +196,7 @@ class Intake(Exchange):
             self.fail(unexpected())
 
     def _look_up(self) -> None:
-        """Fail early for a model that is not there, or that answers in streams."""
+        """Fail early for a model that is not there, or cannot be asked in this way."""
         try:
             self._info = self.connection.front.door.model_info(
                 self._route.model, self._route.version
@@ -206,10 +205,10 @@ class Intake(Exchange):
             if self._head.json_bytes == 0:
                 raise
             return  # perhaps the request can be queued: the door decides
-        if self._info.decoupled:
-            raise Unsupported(
-                "HTTP end point doesn't support models with decoupled transaction policy"
-            )
+        self._check_info(self._info)
+
+    def _check_info(self, info: ModelInfo) -> None:
+        """Raise for a model that cannot be asked in this way."""
 
     def _is_slow(self, held: View) -> bool:
         if self._head.encoding:

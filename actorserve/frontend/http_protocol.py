@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of one HTTP connection: uvicorn's, with inference requests handled in place.
 
-    socket ──► data_received ──► httptools ──► on_headers_complete ─┬─ POST …/infer ─► InferExchange
-                   ▲                                                └─ anything else ─► ASGI cycle
-    large bodies ──┴─ BodySink: from the kernel into shared memory      (uvicorn's own, http_app.py)
+    socket ──► data_received ──► httptools ──► on_headers_complete ─┬─ POST …/infer, …/generate,
+                   ▲                                                │  …/generate_stream: an Intake
+                   │                                                └─ anything else: an ASGI cycle
+    large bodies ──┴─ BodySink: from the kernel into shared memory     (uvicorn's own, http_app.py)
 
 A request that comes whole and whose head was seen before goes past the parser (http_memo.py).
 uvicorn's protocol contributes the parser's set-up, the ASGI cycles and flow control; its timer,
@@ -25,6 +26,7 @@ from actorserve.errors import ActorserveError
 from actorserve.frontend.http_body import BodySink
 from actorserve.frontend.http_exchange import Refusal, unexpected
 from actorserve.frontend.http_front import HttpFront
+from actorserve.frontend.http_generate import GenerateExchange
 from actorserve.frontend.http_head import (
     InferHead,
     content_length_of,
@@ -33,12 +35,20 @@ from actorserve.frontend.http_head import (
     pick,
 )
 from actorserve.frontend.http_infer import InferExchange
-from actorserve.frontend.http_intake import too_large
+from actorserve.frontend.http_intake import Intake, too_large
 from actorserve.frontend.http_memo import KnownHead, is_plain
 from actorserve.frontend.http_parser import body_parser, new_parser
 from actorserve.frontend.http_route import ModelPath
+from actorserve.frontend.http_stream import StreamExchange
 from actorserve.frontend.http_turns import HttpTurns, abandon
 from actorserve.frontend.http_watch import Phase, PhaseWatch
+
+_EXCHANGES: dict[str, type[InferExchange] | type[GenerateExchange] | type[StreamExchange]] = {
+    "infer": InferExchange,
+    "generate": GenerateExchange,
+    "generate_stream": StreamExchange,
+}
+"""What serves the inferences (http_route.INFERENCES)."""
 
 
 class _Refused(Exception):
@@ -78,6 +88,9 @@ class HttpConnection(HttpTurns):
         """Feed the parser; what it finds comes back through the `on_…` methods."""
         if self._is_broken:
             return
+        if self.pipeline and self._is_streaming:
+            self._hold(data)
+            return
         begins = not self._is_in_head and self._receiving is None
         if begins and self._active is None and not self.pipeline:
             found = self.front.memo.find(data)
@@ -110,7 +123,7 @@ class HttpConnection(HttpTurns):
     def _serve_known(self, known: KnownHead, body: bytes) -> None:
         """Serve a whole request past the parser, which does not notice."""
         self._serial += 1
-        exchange = InferExchange(self, True, known.route, known.head)
+        exchange = _EXCHANGES[known.route.action](self, True, known.route, known.head)
         self.cycle = exchange  # type: ignore[assignment]
         self._active = exchange
         exchange.start_whole(body)
@@ -176,9 +189,13 @@ class HttpConnection(HttpTurns):
             head.expects_continue = (
                 expects_continue(fields) and self.parser.get_http_version() != "1.0"
             )
-        exchange = InferExchange(self, keep_alive, route, head)
+        if route.action == "generate_stream":
+            head.takes_chunks = self.parser.get_http_version() != "1.0"
+        exchange = _EXCHANGES[route.action](self, keep_alive, route, head)
         try:
             fill_head(head, fields)
+            if route.action != "infer":
+                head.json_bytes = None  # no blocks follow
             if keep_alive and is_plain(fields):
                 self._known = KnownHead(route, head)
         except ActorserveError as error:
@@ -190,7 +207,7 @@ class HttpConnection(HttpTurns):
             self._start(exchange)
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
-            self.flow.pause_reading()
+            self.sync_reading()
 
     def _begin_asgi(self, expects: bool) -> None:
         url, headers = self.url, self.headers
@@ -203,6 +220,8 @@ class HttpConnection(HttpTurns):
         self._receiving = self.cycle
         if self._active is None:
             self._active = self.cycle
+        else:
+            self.sync_reading()
 
     def _seen_head_bytes(self) -> int:
         """Count what the parser has shown of a head: of headers, only complete ones."""
@@ -217,7 +236,7 @@ class HttpConnection(HttpTurns):
         """Lead a part of a body to whoever serves its request."""
         self._body_bytes += len(body)
         receiving = self._receiving
-        if isinstance(receiving, InferExchange):
+        if isinstance(receiving, Intake):
             try:
                 receiving.on_body(body)
             except Exception:
@@ -232,7 +251,7 @@ class HttpConnection(HttpTurns):
         if self._put_off_length:
             return
         receiving, self._receiving = self._receiving, None
-        if isinstance(receiving, InferExchange):
+        if isinstance(receiving, Intake):
             try:
                 receiving.on_end()
             except Exception:
@@ -246,7 +265,7 @@ class HttpConnection(HttpTurns):
         if (
             self._is_feeding
             or self._sink is not None
-            or not isinstance(exchange, InferExchange)
+            or not isinstance(exchange, Intake)
             or not exchange.wants_direct
             or exchange.scatter is None
             or self.transport.is_closing()
@@ -282,7 +301,7 @@ class HttpConnection(HttpTurns):
         self._is_broken = True
         self._leave_sink()
         broken, self._receiving = self._receiving, None
-        if isinstance(broken, InferExchange) and broken is self._active:
+        if isinstance(broken, Intake) and broken is self._active:
             broken.refuse(status, message)
             return
         if isinstance(broken, RequestResponseCycle) and broken.response_started:
@@ -325,6 +344,8 @@ class HttpConnection(HttpTurns):
             return Phase("end")
         if self.flow.write_paused:
             return Phase("write", self.transport.get_write_buffer_size())
+        if self.pipeline:
+            return Phase("run")  # what is still to come is not waited for
         if self._receiving is not None:
             return Phase("body", self._serial)
         if self._is_in_head:

@@ -16,14 +16,17 @@ import msgspec
 from actorserve.errors import InvalidArgument
 
 _MODEL_PATH = re.compile(
-    rb"/v2/models/([^/]+)(?:/versions/([0-9]{1,32}))?(?:/(infer|ready|config))?"
+    rb"/v2/models/([^/]+)(?:/versions/([0-9]{1,32}))?"
+    rb"(?:/(infer|generate|generate_stream|ready|config|stats))?"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MAX_NAME_CHARS = 255
+INFERENCES = frozenset(("infer", "generate", "generate_stream"))
+"""The actions that send a request to a model: by POST, and never through the ASGI application."""
 
 
 class ModelPath(msgspec.Struct, frozen=True):
-    """A path under /v2/models. `action` is "infer", "ready", "config", or "" for the metadata."""
+    """A path under /v2/models. `action` is its last segment, "" for the metadata."""
 
     model: str
     version: str
@@ -40,13 +43,14 @@ def match_model_path(path: bytes) -> ModelPath | None:
         return None
     name, version, action = match.groups()
     return ModelPath(
-        model=_model_name(name),
+        model=model_name(name),
         version=version.decode() if version else "",
         action=action.decode() if action else "",
     )
 
 
-def _model_name(segment: bytes) -> str:
+def model_name(segment: bytes) -> str:
+    """Decode one segment of a path. Raises InvalidArgument for a name that cannot be a model's."""
     try:
         name = unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:

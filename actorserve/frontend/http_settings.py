@@ -15,7 +15,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     `body_grace_s` have passed; the time that the server itself makes a body wait does not count.
     `write_timeout_s` is how long a peer may take nothing of its reply. Timeouts are looked at in
     sweeps and strike up to a quarter of the shortest one later. `admin_token` lets peers beyond
-    loopback administer the server; empty means that none may.
+    loopback administer the server; empty means that none may. `has_metrics` serves /metrics, and
+    `only_metrics` nothing else.
     """
 
     max_head_bytes: int = 64 * 1024
@@ -31,6 +32,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str = ""
     codec_threads: int = 2
     server_name: str = "actorserve"
+    has_metrics: bool = True
+    only_metrics: bool = False
 
     @property
     def sweep_interval_s(self) -> float:

@@ -5,7 +5,8 @@ The base of http_protocol.py. Requests of one connection run one after the other
 replies keep the order. `_active` is the exchange or ASGI cycle whose turn it is, `pipeline` holds
 those behind it, `_receiving` is the one whose body is under way. Reading stops while something
 waits in the pipeline or the active exchange is stalled, so what a peer can make the server hold is
-bounded by one read.
+bounded by one read. Behind a stream, which may last, reading goes on for a while, so that the
+peer's end is noticed: what comes is held as it is until the stream has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from actorserve.frontend.http_head import reply_head
 from actorserve.frontend.http_outbox import JOIN_BYTES, Outbox
 from actorserve.frontend.v2_response import EncodedBody, encode_error
 from actorserve.frontend.v2_values import View
+
+HOLD_BYTES = 64 * 1024
+"""How much is read behind a stream and a request that waits for its end."""
 
 
 class HttpTurns(HttpToolsProtocol):
@@ -47,6 +51,8 @@ class HttpTurns(HttpToolsProtocol):
         self._sink: BodySink | None = None
         self._replying: Exchange | None = None
         self._outbox = Outbox()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._linger_timer: asyncio.TimerHandle | None = None
 
     # --- the transport ---
@@ -71,22 +77,35 @@ class HttpTurns(HttpToolsProtocol):
         cycles = [self._active, *(cycle for cycle, _ in self.pipeline)]
         self.pipeline.clear()
         self._outbox.clear()
+        self._held.clear()
         self._active = self._receiving = self._replying = None
         self._sink = None
         for cycle in cycles:
             abandon(cycle)
 
     def resume_writing(self) -> None:
-        """Go on with a large reply."""
+        """Go on with a large reply, or a stream."""
         super().resume_writing()
         if self._replying is not None:
             self._pump()
+        elif isinstance(self._active, Exchange):
+            self._active.on_writable()
+
+    def eof_received(self) -> None:
+        """End the connection, as uvicorn does; a stream's without sending what is left of it."""
+        if self._is_streaming:
+            self.transport.abort()
 
     def check(self, now_s: float) -> None:
         """Look at the connection's timeouts."""
         raise NotImplementedError
 
     # --- whose turn it is ---
+
+    @property
+    def _is_streaming(self) -> bool:
+        active = self._active
+        return isinstance(active, Exchange) and active.is_stream
 
     def _start(self, exchange: Exchange) -> None:
         try:
@@ -119,13 +138,28 @@ class HttpTurns(HttpToolsProtocol):
                 task.add_done_callback(self.tasks.discard)
                 self.tasks.add(task)
         self._is_advancing = False
+        if self._held and not self._is_closing():
+            data = b"".join(self._held)
+            self._held.clear()
+            self._held_bytes = 0
+            self.data_received(data)
         if not self._is_closing():
             self.sync_reading()
+
+    def _hold(self, data: bytes) -> None:
+        """Keep bytes for later."""
+        self._held.append(data)
+        self._held_bytes += len(data)
+        self.sync_reading()
 
     def sync_reading(self) -> None:
         """Read, unless something waits already or the active exchange is stalled."""
         active = self._active
-        if self.pipeline or (isinstance(active, Exchange) and active.is_stalled):
+        if self.pipeline:
+            is_full = not self._is_streaming or self._held_bytes >= HOLD_BYTES
+        else:
+            is_full = isinstance(active, Exchange) and active.is_stalled
+        if is_full:
             self.flow.pause_reading()
         elif not self.transport.is_closing():
             self.flow.resume_reading()
@@ -142,6 +176,16 @@ class HttpTurns(HttpToolsProtocol):
             last.keep_alive = False
 
     # --- replies ---
+
+    @property
+    def is_write_paused(self) -> bool:
+        """Whether the peer takes less than is written."""
+        return self.flow.write_paused
+
+    def send_part(self, data: bytes) -> None:
+        """Write a part of a reply that `send_reply` ends."""
+        if not self._is_closing():
+            self.transport.write(data)
 
     def send_interim(self, head: bytes) -> None:
         """Write an interim response."""

@@ -50,8 +50,14 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
         _remove_old_ready_file(settings.ready_file)
         tune_malloc()
         _raise_descriptor_limit()
-        with _listen(settings) as listener:
-            return _run_loop(_Serving(settings, listener, console).run())
+        with contextlib.ExitStack() as sockets:
+            listener = sockets.enter_context(_listen(settings.host, settings.http_port))
+            metrics = None
+            if settings.allow_metrics:
+                host = settings.metrics_address or settings.host
+                flag = "--metrics-port"
+                metrics = sockets.enter_context(_listen(host, settings.metrics_port, flag))
+            return _run_loop(_Serving(settings, listener, metrics, console).run())
 
 
 def _fill_standard_descriptors() -> None:
@@ -95,13 +101,11 @@ def _run_loop(coroutine: Coroutine[Any, Any, int]) -> int:
     return int(uvloop.run(coroutine))
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """Bind the port before anything starts. Raises ConfigError that names it."""
-    where = f"{settings.host}:{settings.http_port}"
+def _listen(host: str, port: int, flag: str = "") -> socket.socket:
+    """Bind a port before anything starts. Raises ConfigError that names it, and its flag."""
+    where = f"{host}:{port}" + (f" ({flag})" if flag else "")
     try:
-        found = socket.getaddrinfo(
-            settings.host, settings.http_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
@@ -118,13 +122,26 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def _url_of(listener: socket.socket) -> str:
+    """Return where a socket listens, as a URL."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class _Serving:
     """One life of the server."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, console: LogWriter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        metrics: socket.socket | None,
+        console: LogWriter,
+    ) -> None:
         self._settings = settings
         self._console = console
         self._listener = listener
+        self._metrics = metrics
         self._server = Supervisor(settings.model_repository, settings)
         self._signalled = asyncio.Event()
         self._notifier = Notifier()
@@ -140,14 +157,20 @@ class _Serving:
         reap_orphans(loop, lambda: self._server.zygote_pid)
         await self._server.open()
         http = HttpServer(self._server, self._http_settings(), [self._listener])
+        scraped = HttpServer(
+            self._server,
+            HttpSettings(only_metrics=True, codec_threads=1),
+            [self._metrics] if self._metrics is not None else [],
+        )
         await http.start()
+        await scraped.start()
         try:
             code = await self._serve()
         finally:
             self._notifier.stopping()
             self._server.begin_stop()
             await self._server.stop()
-            await http.stop()
+            await asyncio.gather(http.stop(), scraped.stop())
         _log.info("stopped")
         return code
 
@@ -158,6 +181,7 @@ class _Serving:
             strict_json=self._settings.strict_json,
             server_name=self._settings.id,
             admin_token=self._token,
+            has_metrics=self._settings.allow_metrics,
         )
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -171,9 +195,10 @@ class _Serving:
 
     async def _serve(self) -> int:
         """Load the models and wait for a signal."""
-        host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        _log.info("actorserve %s: HTTP on http://%s:%d", __version__, shown, port)
+        url = _url_of(self._listener)
+        _log.info("actorserve %s: HTTP on %s", __version__, url)
+        if self._metrics is not None:
+            _log.info("metrics on %s/metrics", _url_of(self._metrics))
         loading = asyncio.ensure_future(self._server.load_models())
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
@@ -189,23 +214,26 @@ class _Serving:
             names = ", ".join(sorted(self._server.failures))
             _log.error("exiting, since these models did not load: %s", names)
             return 1
-        note = greeting(
-            f"http://{shown}:{port}", self._server.is_ready(), self._server.served_models()
-        )
+        note = greeting(url, self._server.is_ready(), self._server.served_models())
         self._console.write(note)
-        self._write_ready_file(host, port)
+        self._write_ready_file()
         self._notifier.ready()
         await signalled
         return 0
 
-    def _write_ready_file(self, host: str, port: int) -> None:
+    def _write_ready_file(self) -> None:
         """Write the addresses as JSON, whole or not at all."""
         if not self._settings.ready_file:
             return
         path = Path(self._settings.ready_file)
         part = path.with_name(path.name + ".part")
+        where: dict[str, object] = {"pid": os.getpid()}
+        for name, listener in (("http", self._listener), ("metrics", self._metrics)):
+            if listener is not None:
+                host, port = listener.getsockname()[:2]
+                where[name] = {"host": host, "port": port}
         try:
-            part.write_text(json.dumps({"pid": os.getpid(), "http": {"host": host, "port": port}}))
+            part.write_text(json.dumps(where))
             part.replace(path)
         except OSError as error:
             _log.error("cannot write --ready-file '%s': %s", path, error.strerror)

@@ -126,7 +126,7 @@ def parse_request(
     choice = OutputChoice()
     if body.parameters:
         request.parameters = {}
-        _take_parameters(request, choice, body.parameters)
+        take_parameters(request, choice, body.parameters)
     if body.outputs:
         request.outputs = [_read_output(output, choice) for output in body.outputs]
     blocks: list[Block] = []
@@ -249,10 +249,13 @@ def _read_output(source: _Output, choice: OutputChoice) -> str:
 # --- parameters ----------------------------------------------------------------------------------
 
 
-def _take_parameters(
+def take_parameters(
     request: InferRequest, choice: OutputChoice, parameters: dict[str, Any]
 ) -> None:
-    """Put the reserved parameters where they belong and leave the client's own ones."""
+    """Put the reserved parameters where they belong, and the client's own ones into the request.
+
+    Raises InvalidArgument for a value that a reserved one cannot have, or that cannot travel.
+    """
     for key, value in parameters.items():
         if key == "sequence_id":
             request.correlation_id = _sequence_id(value)

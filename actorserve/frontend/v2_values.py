@@ -62,12 +62,7 @@ def body_of_json(name: str, datatype: DataType, count: int, data: msgspec.Raw) -
     number of elements, for one of another type or out of the type's range, and for FP16 and
     BF16, which JSON numbers cannot carry exactly.
     """
-    decode = _DECODERS.get(datatype)
-    if decode is None:
-        raise InvalidArgument(
-            f"receiving {datatype.wire_name} data via JSON is not supported. "
-            f"Please use the binary data format for input '{name}'"
-        )
+    decode = _decoder(name, datatype)
     try:
         values = decode(data)
     except msgspec.ValidationError as error:
@@ -79,9 +74,45 @@ def body_of_json(name: str, datatype: DataType, count: int, data: msgspec.Raw) -
             "Unable to parse 'data': Shape does not match true shape of 'data' field "
             f"(input '{name}': expected {count} elements, got {len(values)})"
         )
+    return pack_values(name, datatype, values)
+
+
+def flat_values(name: str, datatype: DataType, data: msgspec.Raw) -> list[Any]:
+    """Return the elements of input `name` from one JSON value, or an array of them, not nested.
+
+    Raises InvalidArgument for what is no such thing, for an element of another type, and for the
+    types that JSON cannot carry.
+    """
+    decode = _decoder(name, datatype)
+    try:
+        is_array = bytes(memoryview(data)[:1]) == b"["
+        return decode(data if is_array else b"[%b]" % bytes(data))
+    except msgspec.ValidationError as error:
+        text = str(error).replace("`$", "`value")
+        raise InvalidArgument(
+            f"Unable to parse input '{name}' as {datatype.wire_name}: {text}"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"Unable to parse input '{name}': {error}") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+
+
+def pack_values(name: str, datatype: DataType, values: list[Any]) -> bytes:
+    """Return the body of elements of the right type; InvalidArgument for one out of range."""
     if datatype is DataType.BYTES:
         return encode_bytes(values)
     return _packed(name, datatype, values)
+
+
+def _decoder(name: str, datatype: DataType) -> Callable[[Any], list[Any]]:
+    decode = _DECODERS.get(datatype)
+    if decode is None:
+        raise InvalidArgument(
+            f"receiving {datatype.wire_name} data via JSON is not supported. "
+            f"Please use the binary data format for input '{name}'"
+        )
+    return decode
 
 
 def _flattened(

@@ -31,6 +31,15 @@ class PackageFolder(PrivateFolder):
         (path / "actorserve").symlink_to(_PACKAGE, target_is_directory=True)
 
 
+class UnpackedFolder:
+    """An unpacked archive; its folder is there as long as this object is held somewhere."""
+
+    __slots__ = ("__weakref__", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
 def check_interpreter(python: str) -> None:
     """Raise BootError unless `python` is the absolute path of a program."""
     if not Path(python).is_absolute():

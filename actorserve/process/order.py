@@ -9,16 +9,18 @@ the end of file on the old one, and ends.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from actorserve.errors import InvalidArgument
+from actorserve.errors import ActorserveError, InvalidArgument, ResourceExhausted, Unavailable
 from actorserve.process.boot import BootSocket
 from actorserve.process.environment import (
     PackageFolder,
+    UnpackedFolder,
     check_interpreter,
     child_environment,
     foreign_environment,
@@ -26,7 +28,7 @@ from actorserve.process.environment import (
 from actorserve.process.exit import Exit
 from actorserve.process.packet import close_all, exhausted
 from actorserve.process.watch import Child
-from actorserve.wire.boot import SpawnChild
+from actorserve.wire.boot import SpawnChild, SpawnFailed
 
 
 class SpawnSpec(msgspec.Struct):
@@ -37,6 +39,7 @@ class SpawnSpec(msgspec.Struct):
     libraries read from the environment when they are loaded (the thread counts of BLAS) is the
     host's; name `sys.executable` for a fresh interpreter. `env` goes over the host's environment
     of this moment, `sys_path` in front of the child's own path, and `cwd` "" is the host's.
+    `unpacked` is the archive that `python` comes from, which stays as long as the spec does.
     """
 
     entry: str
@@ -45,6 +48,7 @@ class SpawnSpec(msgspec.Struct):
     env: dict[str, str] = {}
     cwd: str = ""
     sys_path: list[str] = []
+    unpacked: UnpackedFolder | None = None
 
 
 def spawn_request(number: int, spec: SpawnSpec, folder: PackageFolder) -> SpawnChild:
@@ -96,6 +100,13 @@ def _own_folder() -> str:
         return str(Path.cwd())
     except FileNotFoundError:  # somebody removed it under the host
         return "/"
+
+
+def spawn_error(name: str, message: SpawnFailed) -> ActorserveError:
+    """Return the error of a child that the zygote could not make."""
+    if message.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(f"{name}: the zygote has no room for descriptors (ulimit -n)")
+    return Unavailable(f"{name}: no process could be made: {message.reason}")
 
 
 class Order:

@@ -14,20 +14,21 @@ are closed, so that neither its life nor its end matters to the children.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from actorserve.errors import ActorserveError, ResourceExhausted, Unavailable
-from actorserve.process.environment import PackageFolder
+from actorserve.process.environment import PackageFolder, UnpackedFolder
+from actorserve.process.environment_store import EnvironmentStore
 from actorserve.process.exit import Exit
 from actorserve.process.keeper import TRIES, KeeperStats, ZygoteKeeper
 from actorserve.process.link import ZygoteLink
-from actorserve.process.order import Order, SpawnSpec, spawn_request
+from actorserve.process.order import Order, SpawnSpec, spawn_error, spawn_request
 from actorserve.process.packet import Packet, close_all
 from actorserve.process.watch import Child
 from actorserve.shm import janitor
@@ -83,6 +84,7 @@ class Spawner:
         self._is_closed = False
         self._childless = asyncio.Event()
         self._folder = PackageFolder()
+        self._archives = EnvironmentStore(self._log)
         self._number = self._spawned = self._failed = self._exited = self._unknown = 0
         _spawners.add(self)
 
@@ -91,7 +93,8 @@ class Spawner:
     async def start(self) -> None:
         """Start the zygote and return when it is up; the loop is never blocked.
 
-        First it removes what killed processes left in /dev/shm: see shm/janitor.py.
+        First it removes what killed processes left in /dev/shm: see shm/janitor.py, and their
+        unpacked archives.
 
         Raises Unavailable or ResourceExhausted when none comes up in two tries, and stops then.
         """
@@ -109,6 +112,7 @@ class Spawner:
                 log=self._log,
             )
         try:
+            await self._archives.sweep()
             await self._keeper.wait_up()
         except ActorserveError:
             await self.stop()
@@ -164,6 +168,15 @@ class Spawner:
         child.begin(self._on_death)
         return child
 
+    async def unpacked(self, archive: Path) -> UnpackedFolder:
+        """Return the folder of an archive of a Python environment, unpacked once for all.
+
+        It stays while the archive does not change and somebody holds it, and goes with this
+        Spawner. Raises BootError for an archive that is none, and as `spawn`.
+        """
+        self._check_usable()
+        return await self._archives.folder(archive, self.spawn)
+
     def _dispatch(self, order: Order, link: ZygoteLink) -> None:
         try:
             order.is_sent = True
@@ -200,7 +213,7 @@ class Spawner:
         elif isinstance(message, SpawnFailed):
             refused = self._orders.get(message.number)
             if refused is not None:
-                self._fail(refused, _spawn_error(refused.name, message))
+                self._fail(refused, spawn_error(refused.name, message))
         else:
             self._on_status(message)
 
@@ -260,7 +273,8 @@ class Spawner:
     async def stop(self) -> None:
         """Kill all children and the zygote, reap it, close everything; `on_exit` is called.
 
-        Idempotent, and harmless before `start()`. Takes milliseconds, and 7 s at the very most.
+        Idempotent, and harmless before `start()`. Takes milliseconds, and 7 s at the very most;
+        beyond that the time to remove unpacked archives.
         Without its loop (closed, or in a fork of the owner) it does what can be done at once,
         and calls nobody.
         """
@@ -286,6 +300,7 @@ class Spawner:
             await _within(self._childless, _STOP_KILL_S)
         keeper.end()
         await _within(keeper.gone, _STOP_ZYGOTE_S)
+        await self._archives.close()
         for child, _ in list(self._children.values()):
             self._log(2, f"{child.name} (process {child.pid}) does not die")
             self._finish(child, None)
@@ -304,6 +319,7 @@ class Spawner:
         if self._keeper is not None:
             self._keeper.close()
         self._folder.close()
+        self._archives.close_now()
         self._forget()
 
     def _forget(self) -> None:
@@ -321,6 +337,7 @@ class Spawner:
         if self._keeper is not None:
             self._keeper.disown()
         self._folder.disown()
+        self._archives.disown()
         self._forget()
 
     def __del__(self) -> None:
@@ -353,12 +370,6 @@ class Spawner:
         if self._keeper is None or self._loop is None:
             raise Unavailable("this Spawner was not started")
         return self._keeper, self._loop
-
-
-def _spawn_error(name: str, message: SpawnFailed) -> ActorserveError:
-    if message.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceExhausted(f"{name}: the zygote has no room for descriptors (ulimit -n)")
-    return Unavailable(f"{name}: no process could be made: {message.reason}")
 
 
 def _unfailing(log: Callable[[int, str], None]) -> Callable[[int, str], None]:

@@ -10,8 +10,43 @@ zygotes, pidfds and guards.
 
 from __future__ import annotations
 
-from actorserve.process.boot import BootSocket, PeerGone
-from actorserve.process.exit import Exit
-from actorserve.process.spawn import Child, Spawner, SpawnerStats, SpawnSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BootSocket", "Child", "Exit", "PeerGone", "SpawnSpec", "Spawner", "SpawnerStats"]
+from actorserve.process.boot import BootSocket, PeerGone
+from actorserve.process.environment import UnpackedFolder
+from actorserve.process.exit import Exit
+
+if TYPE_CHECKING:
+    from actorserve.process.spawn import Child, Spawner, SpawnerStats, SpawnSpec
+
+__all__ = [
+    "BootSocket",
+    "Child",
+    "Exit",
+    "PeerGone",
+    "SpawnSpec",
+    "Spawner",
+    "SpawnerStats",
+    "UnpackedFolder",
+    "is_archive",
+]
+
+
+_OF_THE_PARENT = ("Child", "SpawnSpec", "Spawner", "SpawnerStats")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the parent's half on demand: a child in another environment may lack psutil."""
+    if name not in _OF_THE_PARENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from actorserve.process import spawn
+
+    return getattr(spawn, name)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether this file begins as `Spawner.unpacked` needs it. Raises OSError."""
+    from actorserve.process import archive  # its imports are of no use to children
+
+    return archive.is_archive(path)

@@ -50,6 +50,7 @@ from actorserve.wire.messages import (
 HELLO_TIMEOUT_S = 10.0
 SEGMENT_TIMEOUT_S = 10.0
 BEAT_S = 0.25
+TRY_SEND_S = 0.005
 TRIM_AFTER_S = 10.0
 KEPT_BYTES = 32 << 20
 """A stub without work for TRIM_AFTER_S gives the pages of its arena back, beyond KEPT_BYTES."""
@@ -90,6 +91,7 @@ class PeerChannel(Generic[M]):
         )
         self._views = Views()
         self._send_lock = threading.Lock()
+        self._sender = 0  # the thread that sends now
         self._boot_lock = threading.Lock()
         self._arena_lock = threading.Lock()
         self._release_lock = threading.Lock()
@@ -201,11 +203,35 @@ class PeerChannel(Generic[M]):
         if self._severed:
             return
         with self._send_lock:
+            self._sender = threading.get_ident()
+            try:
+                self._sent += 1
+                while not self._up.try_send(data):
+                    if not self._up.want_room():
+                        self._sleep(self._room_bell, None)
+                    self._up.stop_wanting()
+            finally:
+                self._sender = 0
+
+    def try_send_encoded(self, data: bytes) -> bool:
+        """Send an encoded message if there is room for it at once; False if there is none.
+
+        May be called by a finalizer in the very thread that is sending just now: False, too.
+        """
+        me = threading.get_ident()
+        if self._severed or self._sender == me:
+            return False
+        if not self._send_lock.acquire(timeout=TRY_SEND_S):
+            return False
+        self._sender = me
+        try:
+            if not self._up.try_send(data):
+                return False
             self._sent += 1
-            while not self._up.try_send(data):
-                if not self._up.want_room():
-                    self._sleep(self._room_bell, None)
-                self._up.stop_wanting()
+            return True
+        finally:
+            self._sender = 0
+            self._send_lock.release()
 
     @property
     def max_frame_bytes(self) -> int:
@@ -277,11 +303,11 @@ class PeerChannel(Generic[M]):
         """
         if not self._views.is_leased(handle):
             return handle
-        view = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+        body = np.frombuffer(self._views.peek(handle), np.uint8)
         with self._arena_lock:
             block = self._arena.allocate(handle.nbytes)
             target = np.frombuffer(self._arena.buffer(block, handle.nbytes), np.uint8)
-            np.copyto(target, view)
+            np.copyto(target, body)
             owned = self._arena.handle(block, handle.nbytes)
         self.unplace([handle])
         return owned

@@ -10,34 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actorserve.triton.config_completion import PYTHON
+from actorserve.triton.metric_options import metric_problems, metric_warnings
 from actorserve.triton.model_config import ModelConfig, ModelInstanceGroup
 from actorserve.triton.optimization_config import ModelOptimizationPolicy
 from actorserve.triton.scheduling_config import ModelDynamicBatching, ModelQueuePolicy
 from actorserve.triton.tensor_config import ModelInput, ModelOutput
 
 
-def unsupported(config: ModelConfig) -> tuple[list[str], list[str]]:
+def unsupported(
+    config: ModelConfig, *, is_python_based: bool = False
+) -> tuple[list[str], list[str]]:
     """Return what of a completed configuration cannot be honoured: (errors, warnings).
 
     An error must fail the model's load; a warning says what is ignored. Each is a sentence that
-    names the model.
+    names the model. `is_python_based` says that its backend was found and is a Python-based one.
     """
-    errors = [f"model '{config.name}': {text}" for text in _unsupported_errors(config)]
+    errors = [
+        f"model '{config.name}': {text}" for text in _unsupported_errors(config, is_python_based)
+    ]
     warnings = [f"model '{config.name}': {text}" for text in _unsupported_warnings(config)]
     return errors, warnings
 
 
-def _unsupported_errors(config: ModelConfig) -> Iterator[str]:
+def _unsupported_errors(config: ModelConfig, is_python_based: bool) -> Iterator[str]:
     if config.ensemble_scheduling is not None or config.platform == "ensemble":
         yield (
             "ensemble_scheduling is not supported by this version: call the models from a Python "
             "model instead (InferenceRequest.exec)"
         )
+    elif is_python_based:
+        pass  # with the runtime that its backend has
     elif config.backend != PYTHON:
         wanted = (
             f"backend '{config.backend}'" if config.backend else f"platform '{config.platform}'"
         )
-        yield f"{wanted} is not supported: only the backend '{PYTHON}' is"
+        yield (
+            f"{wanted} is not supported: only the backend '{PYTHON}' is, and those written in "
+            "Python that --backend-directory has"
+        )
     elif config.runtime not in ("", "model.py", "libtriton_python.so"):
         yield f"runtime '{config.runtime}' is not supported: leave it out, or set 'model.py'"
     if config.sequence_batching is not None:
@@ -45,6 +55,7 @@ def _unsupported_errors(config: ModelConfig) -> Iterator[str]:
     if config.model_repository_agents is not None and config.model_repository_agents.agents:
         names = ", ".join(f"'{agent.name}'" for agent in config.model_repository_agents.agents)
         yield f"model_repository_agents are not supported, and {names} may have to check the files"
+    yield from metric_problems(config)
 
 
 def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
@@ -72,10 +83,7 @@ def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
         yield "cc_model_filenames is ignored: it has no meaning for a Python model"
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield "model_operations is ignored: it has no meaning for a Python model"
-    if config.metric_tags:
-        yield "metric_tags are ignored: metrics have the labels model and version only"
-    if config.model_metrics is not None and config.model_metrics.metric_control:
-        yield "model_metrics is ignored: histograms have their default buckets"
+    yield from metric_warnings(config)
 
 
 def _ignored_of_batching(batching: ModelDynamicBatching) -> Iterator[str]:

@@ -4,14 +4,18 @@
 A model is `<repository>/<model>/<version>/<file>.py` and is imported as `<version>.<file>`, so
 that the version's folder is a package (`from . import sibling`); both folders are on sys.path, so
 that `import sibling` works too. One process imports one model.
+
+The file of a Python-based backend is `<backends>/<name>/model.py`. Its folder is a package as
+well, but never by its own name, which may be that of the very library that it wraps, and it alone
+is on sys.path.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +25,7 @@ from actorserve.triton import c_names, pb_utils
 from actorserve.triton.model_control import set_model_dir as set_model_dir
 
 MODEL_CLASS = "TritonPythonModel"
+_BACKEND = "triton_backend_"
 
 
 SHIMS = str(Path(__file__).parent / "shims")
@@ -44,13 +49,15 @@ def load_model_module(model_path: str) -> ModuleType:
         raise BootError(f"Model name must end with '.py'. Model name is \"{path.name}\".")
     if not path.is_file():
         raise BootError(f"Python model file not found in '{model_path}'")
-    version_dir = path.parent.absolute()
-    for folder in (str(version_dir), str(version_dir.parent)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    folder = path.parent.absolute()
+    is_version = folder.name.isdecimal()
+    package = folder.name if is_version else _BACKEND + folder.name.replace(".", "_")
+    for place in (folder, folder.parent) if is_version else (folder,):
+        if str(place) not in sys.path:
+            sys.path.append(str(place))
     importlib.invalidate_caches()  # a file may be younger than this process's folder listings
-    _import_package(version_dir)
-    name = f"{version_dir.name}.{path.stem}"
+    _import_package(package, folder)
+    name = f"{package}.{path.stem}"
     # As the real server imports it: the traceback's frames, which clients see, are the same.
     __import__(name)
     return sys.modules[name]
@@ -67,21 +74,20 @@ def load_model_class(model_path: str) -> type[Any]:
     return model_class
 
 
-def _import_package(version_dir: Path) -> None:
-    """Import the version's folder as a package, from there and nowhere else.
+def _import_package(name: str, folder: Path) -> None:
+    """Import a model file's folder as a package, from there and nowhere else.
 
     Left to the import system, `1` might be a folder of that name elsewhere on sys.path.
     """
-    name = version_dir.name
     package = sys.modules.get(name)
-    if package is not None and list(getattr(package, "__path__", ())) == [str(version_dir)]:
+    if package is not None and list(getattr(package, "__path__", ())) == [str(folder)]:
         return
-    spec = PathFinder.find_spec(name, [str(version_dir.parent)])
+    spec = _package_spec(name, folder)
     if spec is None or spec.submodule_search_locations is None:
-        raise BootError(f"'{version_dir}' cannot be imported as a package")
+        raise BootError(f"'{folder}' cannot be imported as a package")
     package = module_from_spec(spec)
     # A plain list: a namespace package's own path is looked up again whenever sys.path changes.
-    package.__path__ = [str(version_dir)]
+    package.__path__ = [str(folder)]
     sys.modules[name] = package
     if spec.loader is not None and spec.origin is not None:
         try:
@@ -89,3 +95,13 @@ def _import_package(version_dir: Path) -> None:
         except BaseException:
             del sys.modules[name]
             raise
+
+
+def _package_spec(name: str, folder: Path) -> ModuleSpec | None:
+    """Return how the folder is imported; by another name than its own where that is asked for."""
+    if name == folder.name:
+        return PathFinder.find_spec(name, [str(folder.parent)])
+    init = folder / "__init__.py"
+    if init.is_file():
+        return spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
+    return ModuleSpec(name, None, is_package=True)

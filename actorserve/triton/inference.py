@@ -6,12 +6,13 @@ These objects stay inside the supervisor's process; wire/messages.py has their t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from actorserve.errors import ActorserveError
+from actorserve.state.metrics import Family
 
 Parameter = bool | int | float | str
 
@@ -107,6 +108,32 @@ class ModelInfo(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
 
 
+class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the repository index. A model that was never loaded has only its name."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class ModelControl(Protocol):
+    """Loading and unloading, as a front end sees them. Refused but in explicit mode."""
+
+    async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load or reload; returns when it serves. Raises what is wrong with it.
+
+        `config` is JSON instead of the model's configuration. `files` ("file:1/model.py") are then
+        all that the model's directory holds.
+        """
+
+    async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Let a model take no new requests; those that were accepted end. Unknown ones are none."""
+
+    async def index(self, *, is_ready: bool = False) -> list[IndexEntry]:
+        """Return every model of the repositories, or the versions that are ready."""
+
+
 class InFlight(Protocol):
     """A request that has been accepted and not been answered yet."""
 
@@ -150,6 +177,19 @@ class Door(Protocol):
 
     def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether every instance of the version is initialized now; unknown names are not."""
+
+    def statistics(self, name: str = "", version: str = "") -> bytes:
+        """Return what was counted, as the protocol's JSON: of all versions, or of those named.
+
+        Raises InvalidArgument for a model or version that does not serve.
+        """
+
+    def metrics(self) -> list[Family]:
+        """Return all metrics: the server's own and those of models."""
+
+    @property
+    def control(self) -> ModelControl:
+        """Loading and unloading."""
 
     def status(self) -> bytes:
         """Return where the server stands, for its operator, as JSON."""

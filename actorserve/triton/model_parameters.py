@@ -140,7 +140,8 @@ PARAMETERS: tuple[ParameterRule, ...] = (
                   "`copy` or `readonly`: what the model sees of an input that others hold too, a "
                   "copy of its own or a read-only view"),
     ParameterRule("EXECUTION_ENV_PATH", "execution_env_path", _env_path,
-                  "the directory of another Python environment for this model's stubs; "
+                  "another Python environment for this model's stubs: its directory, or an "
+                  "archive of it (conda-pack's, or any tar), see below; "
                   "`$$TRITON_MODEL_DIRECTORY` stands for the model's folder"),
     ParameterRule("FORCE_CPU_ONLY_INPUT_TENSORS", "force_cpu_only_input_tensors", _force_cpu_only,
                   "`yes` or `no`; inputs are in the CPU's memory either way"),

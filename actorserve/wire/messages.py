@@ -5,13 +5,15 @@ Who sends what, on which road (lanes are described in shm/lane.py, the boot sock
 process/boot.py):
 
     supervisor ── boot socket ──► stub   Hello, MapSegment            (with descriptors)
+    supervisor ── boot socket ──► unpacker Unpack                     (with the archive's)
     stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
     supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
-    supervisor ── control lane ─► control Ping, Granted, CallMoved
-    supervisor ── either lane ──► stub    CallResponded (the lane that its Infer has named)
+    supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady
+    supervisor ── either lane ──► stub    CallResponded, Answered (the lane that was asked for)
     stub       ── up lane ──────► superv. PhaseEntered, Initialized, AutoCompleted, BootFailed,
                                           Executed, Responded, Finalized, LogRecord, Pong,
-                                          Infer, CancelCall, MoveCall
+                                          Infer, CancelCall, MoveCall, Asked, MetricsChanged,
+                                          SaidReady
 
 All are tagged, frozen, array-like Structs: a change of field order is a change of PROTOCOL.
 """
@@ -20,7 +22,9 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 2
+from actorserve.wire.questions import OpenFamily, OpenMetric, ReadMetric
+
+PROTOCOL = 3
 """Both ends must agree; the handshake compares it (Hello, Attached)."""
 
 INLINE_BYTES = 4096
@@ -99,6 +103,38 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of everything that travels on its own; see the module's head for the roads."""
 
 
+# --- what a model may ask the supervisor (Asked); more of it stands in questions.py ---------------
+
+
+class LoadModel(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Load or reload a model; the answer comes when it serves. No result.
+
+    `config` is JSON instead of the model's own configuration. `files` maps the names of the API
+    ("file:1/model.py") to contents, and is then all that the model's directory holds.
+    """
+
+    name: str
+    config: str = ""
+    files: dict[str, bytes | Handle] = {}
+
+
+class UnloadModel(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Unload a model; the answer comes when it takes no new requests. No result."""
+
+    name: str
+    unload_dependents: bool = False
+
+
+class CheckModelReady(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """Ask whether a version (the highest, where it is empty) is ready; the result is a bool."""
+
+    name: str
+    version: str = ""
+
+
+Question = LoadModel | UnloadModel | CheckModelReady | OpenFamily | OpenMetric | ReadMetric
+Result = bool | int | float | str | None
+
 # --- boot socket ---------------------------------------------------------------------------------
 
 
@@ -132,6 +168,10 @@ class MapSegment(Message, frozen=True, tag=3):
     nbytes: int
 
 
+class Unpack(Message, frozen=True, tag=4):
+    """Unpack the archive whose descriptor comes along; only for process/unpacker.py."""
+
+
 # --- supervisor to stub --------------------------------------------------------------------------
 
 
@@ -150,11 +190,15 @@ class Initialize(Message, frozen=True, tag=10):
 
 
 class AutoComplete(Message, frozen=True, tag=11):
-    """Import the model and call `auto_complete_config`, in a throw-away stub."""
+    """Import the model and call `auto_complete_config`, in a throw-away stub.
+
+    `model_dir` is the version's folder, which is not the file's with a Python-based backend.
+    """
 
     model_path: str
     model_name: str
     config_json: str
+    model_dir: str
 
 
 class Execute(Message, frozen=True, tag=12):
@@ -192,6 +236,20 @@ class CallMoved(Message, frozen=True, tag=17):
     call: int
 
 
+class Answered(Message, frozen=True, tag=18):
+    """Answer Asked: with the question's result, or with an error."""
+
+    number: int
+    result: Result = None
+    error: WireError | None = None
+
+
+class AskReady(Message, frozen=True, tag=19):
+    """Ask the model's `is_ready`; the answer is SaidReady. One at a time."""
+
+    number: int
+
+
 # --- stub to supervisor --------------------------------------------------------------------------
 
 
@@ -224,14 +282,17 @@ class BootFailed(Message, frozen=True, tag=33):
 class Executed(Message, frozen=True, tag=34):
     """A batch is done and the instance free; the responses that were not sent before.
 
-    `execute_ns` is the time that the user's code took. The requests in `still_open` will be
-    answered later, by Responded.
+    `execute_ns` is the time that the user's code took, 0 where it was not called; `input_ns` and
+    `output_ns` are what lies before and behind it. The requests in `still_open` will be answered
+    later, by Responded.
     """
 
     batch: int
     responses: list[WireResponse]
     execute_ns: int = 0
     still_open: list[int] = []
+    input_ns: int = 0
+    output_ns: int = 0
 
 
 class Responded(Message, frozen=True, tag=35):
@@ -299,7 +360,47 @@ class MoveCall(Message, frozen=True, tag=41):
     call: int
 
 
-ToStub = Initialize | AutoComplete | Execute | Finalize | Ping | CallResponded | Granted | CallMoved
+class Asked(Message, frozen=True, tag=42):
+    """Ask for what somebody in the stub waits for.
+
+    `number` counts the questions of this stub; `on_control` says which lane the answer takes: the
+    work lane where the main thread itself waits, else the control lane.
+    """
+
+    number: int
+    question: Question
+    on_control: bool = False
+
+
+class SaidReady(Message, frozen=True, tag=44):
+    """Answer AskReady; `problem` says what went wrong where `is_ready` did not return a bool."""
+
+    number: int
+    is_ready: bool
+    problem: str = ""
+
+
+class MetricsChanged(Message, frozen=True, tag=43):
+    """What the model did to its metrics, in order: (what, the handle's number, the amount).
+
+    What it is is a number of state.metric_registry.Change.
+    """
+
+    changes: list[tuple[int, int, float]]
+
+
+ToStub = (
+    Initialize
+    | AutoComplete
+    | Execute
+    | Finalize
+    | Ping
+    | CallResponded
+    | Granted
+    | CallMoved
+    | Answered
+    | AskReady
+)
 ToSupervisor = (
     PhaseEntered
     | Initialized
@@ -313,5 +414,8 @@ ToSupervisor = (
     | Infer
     | CancelCall
     | MoveCall
+    | Asked
+    | MetricsChanged
+    | SaidReady
 )
-OnBootSocket = Hello | Attached | MapSegment
+OnBootSocket = Hello | Attached | MapSegment | Unpack

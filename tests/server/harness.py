@@ -316,7 +316,7 @@ class Launcher:
         ready_file = self._folder / f"ready-{number}.json"
         log = self._folder / f"server-{number}.log"
         command = [sys.executable, "-m", "actorserve", "start"]
-        command += ["--http-port", "0", "--ready-file", str(ready_file)]
+        command += ["--http-port", "0", "--metrics-port", "0", "--ready-file", str(ready_file)]
         command += ["--crash-dir", str(self._folder / "crashes")]
         command += [*map(str, repositories), *flags]
         with log.open("wb") as stream:

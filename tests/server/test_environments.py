@@ -42,7 +42,7 @@ def make_environment(tmp_path_factory):
         (site / "special.py").write_text("WORD = 'only here'\n")
         if has_packages:
             ours = Path(sysconfig.get_path("purelib"))
-            for name in ("numpy", "numpy.libs", "msgspec", "psutil"):
+            for name in ("numpy", "numpy.libs", "msgspec"):
                 if (ours / name).exists():
                     (site / name).symlink_to(ours / name)
         return path

@@ -17,6 +17,7 @@ from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.ids import Serial
 from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
+from actorserve.state.statistics import VersionStatistics
 from actorserve.triton.inference import InferRequest, InferResponse
 from actorserve.wire.messages import Handle, WireResponse, WireTensor
 
@@ -74,6 +75,7 @@ class FakeDesk:
 
     def __init__(self, retries: int = 0) -> None:
         self.retries = retries
+        self.counts = VersionStatistics()
         self.removed: list[int] = []
         self.finished: list[int] = []
 

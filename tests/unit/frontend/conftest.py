@@ -52,15 +52,48 @@ class FakeSlab:
 
 
 class FakeInFlight:
-    """A request whose cancellation is noted."""
+    """A request whose cancellation is noted. Streams answer through it, when the test says so."""
 
-    def __init__(self, door: FakeDoor) -> None:
+    def __init__(
+        self,
+        door: FakeDoor,
+        request: InferRequest | None = None,
+        on_response: Callable[[InferResponse], None] | None = None,
+    ) -> None:
         self._door = door
+        self.request = request
+        self.on_response = on_response
+        self.taken = 0
+        self.is_gone = False
 
     def cancel(self) -> None:
         """Count it."""
         self._door.cancelled += 1
         self._door.cancelled_event.set()
+
+    def disconnect(self) -> None:
+        """Count it; nothing comes any more."""
+        self.is_gone = True
+        self.cancel()
+
+    def consumed(self, count: int = 1) -> None:
+        """Count what the peer has taken."""
+        self.taken += count
+
+    def answer(self, *values: float, final: bool = False, **members: Any) -> None:
+        """Send a response with these values (none: an empty one), as long as somebody listens."""
+        assert self.request is not None
+        assert self.on_response is not None
+        if self.is_gone:
+            return
+        data = memoryview(np.array(values, "<f4").tobytes())
+        outputs = [InferTensor("OUTPUT0", "FP32", (len(values),), data)] if values else []
+        response = InferResponse(self.request.model_name, "1", self.request.id, outputs)
+        response.final = final
+        response.is_empty = not values and not members
+        for name, value in members.items():
+            setattr(response, name, value)
+        self.on_response(response)
 
 
 class Model:
@@ -105,6 +138,7 @@ MODELS = {
         _ident("crashing"),
         _ident("busy"),
         _ident("decoupled", decoupled=True),
+        _ident("stream", decoupled=True),
         *(_ident(f"ident_{t.wire_name.lower()}", t.wire_name) for t in DataType if t),
         Model(
             "add_sub",
@@ -117,7 +151,8 @@ MODELS = {
 
 class FakeDoor:
     """The server, as a front end sees it. `ident*` answer at once, `soon` with the next turn of
-    the loop, `held` when the test says so; `failing`, `crashing` and `busy` are errors.
+    the loop, `held` and `stream` when the test says so; `failing`, `crashing` and `busy` are
+    errors.
     """
 
     def __init__(self) -> None:
@@ -132,6 +167,8 @@ class FakeDoor:
         self.held_event = threading.Event()
         self.held: list[tuple[InferRequest, Callable[[InferResponse], None]]] = []
         self.requests: list[InferRequest] = []
+        self.streams: list[FakeInFlight] = []
+        self.stream_event = threading.Event()
         self.keep_requests = True
         self.live = self.ready = True
         self.response_parameters: dict[str, Any] = {}
@@ -153,6 +190,10 @@ class FakeDoor:
         except Exception:
             _release(request)
             raise
+        if request.model_name == "stream":
+            self.streams.append(FakeInFlight(self, request, on_response))
+            self.stream_event.set()
+            return self.streams[-1]
         if request.model_name == "held":
             self.held.append((request, on_response))
             self.held_event.set()

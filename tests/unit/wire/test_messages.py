@@ -41,7 +41,8 @@ def sample(hint: Any) -> Any:
     if origin is list:
         return [sample(inner[0])] * 2
     if origin is tuple:
-        return (sample(inner[0]), sample(inner[0]))
+        kinds = (inner[0], inner[0]) if inner[-1] is Ellipsis else inner
+        return tuple(sample(kind) for kind in kinds)
     if origin is dict:
         return {sample(inner[0]): sample(inner[1])}
     return hint(**{name: sample(field) for name, field in typing.get_type_hints(hint).items()})

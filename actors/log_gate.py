@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many lines a model may have in the log: a burst, then so many per second, the rest counted.
+
+A line costs the supervisor's loop some 30 µs, whoever wrote it; without a limit, one model that
+logs in a tight loop would take the time of all the others.
+"""
+
+from __future__ import annotations
+
+BURST_LINES = 5000
+LINES_PER_S = 1000.0
+
+
+class LogGate:
+    """Lets lines through. No clock of its own; not locked: a lost count changes little."""
+
+    __slots__ = ("_burst", "_left", "_per_s", "_then_s", "refused")
+
+    def __init__(self, burst: int = BURST_LINES, per_s: float = LINES_PER_S) -> None:
+        self._burst = float(burst)
+        self._left = float(burst)
+        self._per_s = per_s
+        self._then_s = 0.0
+        self.refused = 0
+        """How many lines were refused and have not been told of yet."""
+
+    def admits(self, now_s: float) -> bool:
+        """Whether a line of this moment is let through; one that is not is counted."""
+        if self._left < 1.0:
+            self._refill(now_s)
+            if self._left < 1.0:
+                self.refused += 1
+                return False
+        self._left -= 1.0
+        return True
+
+    def take_refused(self, now_s: float) -> int:
+        """Return how many lines were refused, once there is room for a line that says so."""
+        if not self.refused:
+            return 0
+        self._refill(now_s)
+        if self._left < 1.0:
+            return 0
+        self._left -= 1.0
+        refused, self.refused = self.refused, 0
+        return refused
+
+    def _refill(self, now_s: float) -> None:
+        gained = (now_s - self._then_s) * self._per_s
+        if gained > 0:
+            self._left = min(self._burst, self._left + gained)
+            self._then_s = now_s
