@@ -23,7 +23,7 @@ from actorserve.actors.response_factory import OnResponse, ResponseFactory
 from actorserve.errors import ActorserveError, DecoupledModel, InvalidArgument, ProtocolError
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.runtime.host_end import HostEnd
-from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
+from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, ModelInfo
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     CallMoved,
@@ -45,6 +45,8 @@ _decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).d
 class Callee(Protocol):
     """A version of a model, as a call needs it."""
 
+    info: ModelInfo
+
     def submit(self, request: InferRequest, on_response: OnResponse) -> ResponseFactory:
         """Check and enqueue. Raises ActorserveError; slabs are then still the caller's."""
 
@@ -56,7 +58,16 @@ Route = Callable[[str, str], Callee]
 class StubCall:
     """One call from its Infer to its last response."""
 
-    __slots__ = ("desk", "factory", "is_dropped", "number", "on_control", "parents", "waits")
+    __slots__ = (
+        "desk",
+        "factory",
+        "is_dropped",
+        "number",
+        "on_control",
+        "parents",
+        "target",
+        "waits",
+    )
 
     def __init__(self, desk: CallDesk, message: Infer, parents: list[ResponseFactory]) -> None:
         self.desk = desk
@@ -64,6 +75,7 @@ class StubCall:
         self.on_control = message.on_control
         self.waits = message.waits
         self.parents = parents
+        self.target: tuple[str, str] = ("", "")  # the model and version that it reached
         self.factory: ResponseFactory | None = None
         self.is_dropped = False
 
@@ -112,6 +124,7 @@ class CallDesk:
         inputs = [self._input(tensor) for tensor in message.inputs]
         try:
             version = self._route(message)
+            call.target = (version.info.name, version.info.version)
             self._calls[message.call] = call
             factory = version.submit(_request(message, inputs), call.on_response)
         except ActorserveError as error:
@@ -130,7 +143,7 @@ class CallDesk:
             parent.children.add(factory)
             if parent.is_cancelled:
                 factory.cancel()
-        self._node.watch_calls(self)
+        self._node.watch_call(call)
 
     def _route(self, message: Infer) -> Callee:
         version = "" if message.model_version < 0 else str(message.model_version)
@@ -156,9 +169,10 @@ class CallDesk:
 
     def _drop(self, call: StubCall) -> None:
         call.is_dropped = True
+        factory = call.factory
         self.ended(call)
-        if call.factory is not None:
-            call.factory.disconnect()
+        if factory is not None:
+            factory.disconnect()
 
     def move(self, message: MoveCall) -> None:
         """Send what comes for a call on the control lane from now on."""
@@ -171,9 +185,10 @@ class CallDesk:
     def ended(self, call: StubCall) -> None:
         """Forget a call that has its last response, or needs none."""
         self._calls.pop(call.number, None)
+        factory, call.factory = call.factory, None  # each has the other: nothing waits for a GC
         for parent in call.parents:
-            if parent.children is not None and call.factory is not None:
-                parent.children.discard(call.factory)
+            if parent.children is not None and factory is not None:
+                parent.children.discard(factory)
 
     def close(self) -> None:
         """Drop every call: the stub is dead."""

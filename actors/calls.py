@@ -4,6 +4,7 @@
     exec on the main thread ─► Infer(work) ─► it reads the work lane itself while it waits
     exec on another thread ──► Infer(control) ─► the control thread ─► a queue ─► that thread
     async_exec ──────────────► Infer ─► whoever reads the lane ─► a future in its loop
+    exec in a forked child ──► fork_relay.py ─► Infer(control) ─► the control thread ─► the child
 
 A call's number is never used again, so nothing that comes late can meet another call. A call that
 nobody waits for any more is dropped: finalizers only note it, the control thread does the rest.
@@ -17,10 +18,14 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+import msgspec
+import numpy as np
+
 from actorserve.actors.bodies import Bodies, Room
+from actorserve.actors.caller import AwaitedCall, RelayedCall, WaitedCall
+from actorserve.actors.fork_relay import ForkRelay, Respond
 from actorserve.actors.replies import error_response
 from actorserve.errors import ActorserveError, Code, InvalidArgument
 from actorserve.runtime.stub_end import StubEnd
@@ -31,6 +36,7 @@ from actorserve.triton.response import InferenceResponse
 from actorserve.triton.response_iterator import ResponseIterator
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
+    INLINE_BYTES,
     CancelCall,
     Handle,
     Infer,
@@ -55,6 +61,9 @@ _CODES = {
 class Call(Protocol):
     """A call that has no end yet."""
 
+    number: int
+    on_control: bool
+
     def put(self, wire: WireResponse) -> None:
         """Take a response; any thread."""
 
@@ -69,18 +78,22 @@ class Calls:
         """Belongs to the main thread's stub: construct it there."""
         self.end = end
         self.after_main_wait: Callable[[], None] = lambda: None
+        self.main_loop: asyncio.AbstractEventLoop | None = None
         self._bodies = bodies
         self._main = threading.get_ident()
         self._numbers = itertools.count(1)
         self._open: dict[int, Call] = {}
         self._dropped: deque[int] = deque()
+        self._relay = ForkRelay(self._serve_child)
 
     # --- triton.calling.Caller -------------------------------------------------------------------
 
     def call(self, request: InferenceRequest) -> InferenceResponse:
         """Make a call and wait for its one response."""
+        if self.end.is_severed:
+            return self._call_from_child(request)
         waiting = WaitedCall(self, on_control=not self.is_on_main())
-        self._send(waiting.number, waiting, request, waits=not waiting.on_control)
+        self._send(waiting, request, waits=not waiting.on_control)
         try:
             response = waiting.next()
         except BaseException:
@@ -90,14 +103,16 @@ class Calls:
 
     def call_stream(self, request: InferenceRequest) -> ResponseIterator:
         """Make a call with any number of responses."""
+        self._refuse_child()
         waiting = WaitedCall(self, on_control=not self.is_on_main())
-        self._send(waiting.number, waiting, request, decoupled=True)
+        self._send(waiting, request, decoupled=True)
         return ResponseIterator._over(waiting)
 
     def call_async(self, request: InferenceRequest) -> asyncio.Future[Any]:
         """Make a call from a coroutine."""
+        self._refuse_child()
         awaited = AwaitedCall(self, asyncio.get_running_loop())
-        self._send(awaited.number, awaited, request, on_control=not self.is_on_main())
+        self._send(awaited, request)
         return awaited.future
 
     # --- making calls ----------------------------------------------------------------------------
@@ -112,13 +127,11 @@ class Calls:
 
     def _send(
         self,
-        number: int,
-        call: WaitedCall | AwaitedCall,
+        call: Call,
         request: InferenceRequest,
         *,
         decoupled: bool = False,
         waits: bool = False,
-        on_control: bool | None = None,
     ) -> None:
         """Send a call; one that cannot be sent is answered here."""
         tensors: list[WireTensor] = []
@@ -127,33 +140,78 @@ class Calls:
             for tensor in request._inputs:
                 tensors.append(self._bodies.wire_tensor(tensor, room))
             data = encode(
-                Infer(
-                    number,
-                    request._model_name,
-                    request._model_version,
-                    request._request_id,
+                _infer(
+                    call.number,
+                    request,
                     tensors,
-                    request._requested_outputs,
-                    request._parameters,
-                    request._correlation_id,
-                    request._flags,
-                    request._timeout_us,
-                    decoupled,
-                    call.on_control if on_control is None else on_control,
-                    waits,
-                    list(current_requests.get()),
+                    decoupled=decoupled,
+                    on_control=call.on_control,
+                    waits=waits,
                 )
             )
             if len(data) > self.end.max_frame_bytes:
                 raise InvalidArgument("its names and parameters do not fit into one message")
         except (ActorserveError, TritonModelException, UnicodeEncodeError) as error:
             self.end.withdraw(tensors)
-            call.put(_refused(request, number, error))
+            call.put(_refused(request._model_name, call.number, error))
             return
-        self._open[number] = call
+        self._open[call.number] = call
         self.end.send_encoded(data)
         if tensors:
             self.end.forwarded(tensors)
+
+    # --- forked children -------------------------------------------------------------------------
+
+    def _refuse_child(self) -> None:
+        if self.end.is_severed:
+            raise TritonModelException(
+                "In a process that the model has forked, only exec(decoupled=False) is possible."
+            )
+
+    def _call_from_child(self, request: InferenceRequest) -> InferenceResponse:
+        """Make a call through the stub that this process was forked from."""
+        tensors = []
+        for tensor in request._inputs:
+            number, shape, body = tensor._body()
+            tensors.append(WireTensor(tensor._name, number, shape, body.tobytes()))
+        (wire,) = self._relay.call(_infer(0, request, tensors)).responses
+        return self.response(wire)
+
+    def _serve_child(self, message: Infer, respond: Respond) -> None:
+        """Make a call for a forked child."""
+        relayed = RelayedCall(self, respond)
+        tensors: list[WireTensor] = []
+        try:
+            for tensor in message.inputs:
+                if isinstance(tensor.data, bytes) and len(tensor.data) > INLINE_BYTES:
+                    handle = self.end.place(np.frombuffer(tensor.data, np.uint8))
+                    tensor = msgspec.structs.replace(tensor, data=handle)
+                tensors.append(tensor)
+            call = msgspec.structs.replace(
+                message, call=relayed.number, inputs=tensors, on_control=True
+            )
+            data = encode(call)
+            if len(data) > self.end.max_frame_bytes:
+                raise InvalidArgument("its tensors do not fit into one message")
+        except ActorserveError as error:
+            self.end.withdraw(tensors)
+            relayed.put(_refused(message.model_name, relayed.number, error))
+            return
+        self._open[relayed.number] = relayed
+        self.end.send_encoded(data)
+        self.end.forwarded(tensors)
+
+    def with_bodies(self, wire: WireResponse) -> WireResponse:
+        """Return a response whose bodies are in the message, for another process."""
+        outputs = [
+            msgspec.structs.replace(
+                tensor, data=self.end.view(tensor.data, writable=False).tobytes()
+            )
+            if isinstance(tensor.data, Handle)
+            else tensor
+            for tensor in wire.outputs
+        ]
+        return msgspec.structs.replace(wire, outputs=outputs)
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -217,112 +275,6 @@ class Calls:
         self.end.give_back([t.data for t in wire.outputs if isinstance(t.data, Handle)])
 
 
-class WaitedCall:
-    """A call whose responses a thread waits for; see triton.response_iterator.Source."""
-
-    __slots__ = ("_calls", "_is_over", "_queue", "number", "on_control")
-
-    def __init__(self, calls: Calls, *, on_control: bool) -> None:
-        self.number = calls.next_number()
-        self.on_control = on_control
-        self._calls = calls
-        self._queue: SimpleQueue[WireResponse] = SimpleQueue()
-        self._is_over = False
-
-    def put(self, wire: WireResponse) -> None:
-        """Take a response."""
-        self._queue.put(wire)
-
-    def next(self) -> InferenceResponse | None:
-        """Return the next response, waiting for it; None after the last."""
-        if self._is_over:
-            return None
-        wire = self._take()
-        if wire.final:
-            self._is_over = True
-        return self._calls.response(wire)
-
-    def _take(self) -> WireResponse:
-        if self.on_control or not self._queue.empty():
-            return self._queue.get()
-        if self._calls.is_on_main():
-            return self._read()
-        self.on_control = True
-        self._calls.move(self.number)
-        return self._queue.get()
-
-    def _read(self) -> WireResponse:
-        """Read the work lane until a response is there. Main thread only."""
-        end, queue = self._calls.end, self._queue
-        try:
-            while True:
-                end.take_in()
-                try:
-                    return queue.get_nowait()
-                except Empty:
-                    end.wait(lambda: not queue.empty())
-        finally:
-            self._calls.after_main_wait()
-
-    def cancel(self) -> None:
-        """Ask for the end."""
-        self._calls.cancel(self.number)
-
-    def drop(self) -> None:
-        """Want nothing more."""
-        if not self._is_over:
-            self._calls.drop(self.number)
-
-    def leave(self) -> list[WireResponse]:
-        """Return what nobody has taken."""
-        left = []
-        while not self._queue.empty():
-            left.append(self._queue.get())
-        return left
-
-
-class AwaitedCall:
-    """A call whose one response a coroutine awaits."""
-
-    __slots__ = ("_calls", "_loop", "_thread", "future", "number", "on_control")
-
-    def __init__(self, calls: Calls, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = calls.next_number()
-        self.on_control = not calls.is_on_main()
-        self.future: asyncio.Future[InferenceResponse] = loop.create_future()
-        self.future.add_done_callback(self._on_done)
-        self._calls = calls
-        self._loop = loop
-        self._thread = threading.get_ident()
-
-    def put(self, wire: WireResponse) -> None:
-        """Take the response, in the future's own loop."""
-        if threading.get_ident() == self._thread:
-            self._resolve(wire)
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._resolve, wire)
-        except RuntimeError:  # the loop is closed: nobody waits
-            self._calls.give_back(wire)
-
-    def _resolve(self, wire: WireResponse) -> None:
-        if self.future.done():
-            self._calls.give_back(wire)
-            return
-        try:
-            self.future.set_result(self._calls.response(wire))
-        except Exception as error:
-            self.future.set_exception(error)
-
-    def _on_done(self, future: asyncio.Future[InferenceResponse]) -> None:
-        if future.cancelled():
-            self._calls.drop(self.number)
-
-    def leave(self) -> list[WireResponse]:
-        """Nothing is kept here."""
-        return []
-
-
 def _api_code(code: int) -> TritonErrorCode:
     try:
         return TritonErrorCode(code)
@@ -330,9 +282,36 @@ def _api_code(code: int) -> TritonErrorCode:
         return _CODES.get(Code(code), TritonErrorCode.INTERNAL)
 
 
-def _refused(request: InferenceRequest, number: int, error: Exception) -> WireResponse:
+def _infer(
+    call: int,
+    request: InferenceRequest,
+    tensors: list[WireTensor],
+    *,
+    decoupled: bool = False,
+    on_control: bool = False,
+    waits: bool = False,
+) -> Infer:
+    return Infer(
+        call,
+        request._model_name,
+        request._model_version,
+        request._request_id,
+        tensors,
+        request._requested_outputs,
+        request._parameters,
+        request._correlation_id,
+        request._flags,
+        request._timeout_us,
+        decoupled,
+        on_control,
+        waits,
+        list(current_requests.get()),
+    )
+
+
+def _refused(model: str, number: int, error: Exception) -> WireResponse:
     code = error.code if isinstance(error, ActorserveError) else Code.INVALID_ARG
-    text = f"Model {request._model_name} - Error when running inference: {plain_text(str(error))}"
+    text = f"Model {model} - Error when running inference: {plain_text(str(error))}"
     return error_response(number, text, int(code))
 
 

@@ -11,6 +11,7 @@ that (reply.py). Whatever user code raises, the process goes on.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -117,6 +118,10 @@ class Execution:
             self._conclude(batch, result, error)
             del requests, result
             error = None
+            if any(self.replies.is_moving(each) for each in batch.responses):
+                # Whatever woke this task has what it awaited in its hands until the next turn:
+                # another model's tensors, perhaps, which need no copy once they are let go.
+                await asyncio.sleep(0)
         self._finish(batch)
 
     def _begin(self, message: Execute) -> Batch:

@@ -58,6 +58,7 @@ class InFlight:
         self._decoupled = decoupled
         self._end = end
         self._exchange = exchange
+        self.owner: object = None  # the instance
         self._number = 0
         self._batches: dict[int, list[ResponseFactory]] = {}
         self._requests: dict[int, ResponseFactory] = {}

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import Lost
 from actorserve.actors.incarnation import Incarnation, InstancePlan
 from actorserve.actors.node import Node
@@ -92,6 +93,16 @@ class Instance:
     def is_running(self) -> bool:
         """Whether it can take batches."""
         return self._machine.state is RUNNING
+
+    @property
+    def could_take(self) -> bool:
+        """Whether it has room, or will without anybody else's doing: while it starts."""
+        return self.room > 0 or (self.start_due_s is not None and not self.is_running)
+
+    @property
+    def calls(self) -> CallDesk | None:
+        """The calls of its stub; None while there is none."""
+        return self._current.calls if self._current is not None else None
 
     @property
     def outstanding(self) -> int:
@@ -245,6 +256,7 @@ class Instance:
             self.feed(life.SpawnFailed(number, monotonic_s(), str(error)))
             return
         self._current = incarnation
+        incarnation.in_flight.owner = self
         incarnation.open()
         self.feed(life.Spawned(number, monotonic_s()))
 

@@ -130,6 +130,10 @@ class Model:
         """Return the versions that serve or have served, lowest first."""
         return [self._versions[number] for number in sorted(self._versions)]
 
+    def serving(self) -> list[ModelVersion]:
+        """Return the versions that may have requests, those that are being retired too."""
+        return self._serving()
+
     def watch(self, now_s: float) -> None:
         """Look after hanging stubs, those of a load in progress too."""
         for version in (*self._serving(), *self._loading.values()):

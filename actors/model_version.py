@@ -225,6 +225,11 @@ class ModelVersion:
             instance.is_running for instance in self._instances
         )
 
+    @property
+    def instances(self) -> list[Instance]:
+        """The instances."""
+        return self._instances
+
     def watch(self, now_s: float) -> None:
         """Look after hanging stubs."""
         for instance in self._instances:

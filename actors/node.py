@@ -41,7 +41,7 @@ class Node:
         )
         self.crashes = CrashStore(settings.crash_dir)
         self.route: Callable[[str, str], Any] = _no_route
-        self.watch_calls: Callable[[Any], None] = lambda desk: None
+        self.watch_call: Callable[[Any], None] = lambda call: None
 
 
 def _no_route(name: str, version: str) -> NoReturn:

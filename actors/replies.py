@@ -118,6 +118,14 @@ class Replies:
             f"the response cannot be sent: {format_exception(problem, self._model_path)}"
         )
 
+    def is_moving(self, answer: WireResponse) -> bool:
+        """Tell whether an answer hands on memory that is not this stub's own."""
+        own = self.end.arena_id
+        return any(
+            isinstance(tensor.data, Handle) and tensor.data.arena != own
+            for tensor in answer.outputs
+        )
+
     def settled(self, answer: WireResponse) -> WireResponse:
         """Make an answer final: no array that the model has kept may change it afterwards."""
         if not any(isinstance(tensor.data, Handle) for tensor in answer.outputs):

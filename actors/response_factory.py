@@ -62,7 +62,9 @@ _encode_parameters = msgspec.json.Encoder().encode
 
 
 class Place(Protocol):
-    """What has requests at one stub (InFlight), as a factory needs it."""
+    """What has requests at one stub (InFlight), as a factory needs it; `owner` is the instance."""
+
+    owner: object
 
     def tell_cancelled(self, factory: ResponseFactory) -> None:
         """Set the request's cancel word."""

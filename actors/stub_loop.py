@@ -40,6 +40,7 @@ class StubLoop:
         self._is_over = False
         self._thread: threading.Thread | None = None
         calls.after_main_wait = self._look_again
+        calls.main_loop = self._loop
 
     def run(self) -> None:
         """Run batches until the supervisor wants the model to be finalized."""

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from actorserve.actors.deadlock_watch import DeadlockWatch
 from actorserve.actors.embedding import Embedding
 from actorserve.actors.incarnation import LEVELS
+from actorserve.actors.instance import Instance
 from actorserve.actors.model import Model, ModelStats
 from actorserve.actors.model_version import ModelVersion
 from actorserve.actors.node import Node
@@ -154,6 +156,8 @@ class Supervisor(Embedding):
         executor = ThreadPoolExecutor(2, "actorserve-memory")
         self._node_or_none = Node(loop, self.settings, backend, spawner, executor)
         self._node_or_none.route = self._version
+        self._deadlocks = DeadlockWatch(loop, self._all_instances)
+        self._node_or_none.watch_call = self._deadlocks.note
         self._models = {}
         self._is_stopping = self._is_loaded = self._are_loads_cut = False
         self._hurried = asyncio.Event()
@@ -273,6 +277,7 @@ class Supervisor(Embedding):
     async def _close(self, node: Node) -> None:
         if self._watch_timer is not None:
             self._watch_timer.cancel()
+        self._deadlocks.close()
         await node.spawner.stop()
         node.exchange.close()
         node.executor.shutdown(wait=False)
@@ -328,6 +333,11 @@ class Supervisor(Embedding):
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         model.should_serve = False
         await model.unload()
+
+    def _all_instances(self) -> Iterator[tuple[str, str, list[Instance]]]:
+        for model in self._models.values():
+            for version in model.serving():
+                yield model.name, version.info.version, version.instances
 
     def _version(self, name: str, version: str) -> ModelVersion:
         """Return the version that serves a request. Raises NotFound or Unavailable."""

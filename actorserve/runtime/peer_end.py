@@ -277,11 +277,11 @@ class PeerChannel(Generic[M]):
         """
         if not self._views.is_leased(handle):
             return handle
-        view = self._views.view(handle, _BYTE, (handle.nbytes,), writable=False)
+        body = np.frombuffer(self._views.peek(handle), np.uint8)
         with self._arena_lock:
             block = self._arena.allocate(handle.nbytes)
             target = np.frombuffer(self._arena.buffer(block, handle.nbytes), np.uint8)
-            np.copyto(target, view)
+            np.copyto(target, body)
             owned = self._arena.handle(block, handle.nbytes)
         self.unplace([handle])
         return owned

@@ -234,6 +234,11 @@ class Views:
             for lease in mapping.leases_at(handle.offset)
         )
 
+    def peek(self, handle: Handle) -> memoryview:
+        """Return the read-only bytes of a block that is leased now, without another lease."""
+        mapping = self._mappings[handle.arena, handle.segment]
+        return mapping.frozen[handle.offset : handle.offset + handle.nbytes]
+
     def take_released(self) -> list[Handle]:
         """Return the handles whose views died since the last call, in the order of their deaths."""
         released: list[Handle] = []
