@@ -56,7 +56,7 @@ class Owner(Protocol):
 
 
 class InstanceStats(msgspec.Struct, frozen=True):
-    """Where an instance stands."""
+    """Where an instance stands; `last_exit` says how its last process ended, "" if none did."""
 
     name: str
     state: str
@@ -65,6 +65,8 @@ class InstanceStats(msgspec.Struct, frozen=True):
     restarts: int
     outstanding_batches: int
     executed_batches: int
+    last_exit: str = ""
+    last_exit_age_s: float = 0.0
 
 
 class Instance:
@@ -87,6 +89,9 @@ class Instance:
         self._most_batches = 1
         self._is_overlapping = False
         self._executed = 0
+        self._last_exit = ""
+        self._last_exit_s = 0.0
+        self._has_served = False
 
     # --- what others ask -------------------------------------------------------------------------
 
@@ -149,6 +154,8 @@ class Instance:
             self._machine.stats().restarts,
             self.outstanding,
             self._executed,
+            self._last_exit,
+            monotonic_s() - self._last_exit_s if self._last_exit else 0.0,
         )
 
     def resident_bytes(self) -> int:
@@ -243,7 +250,9 @@ class Instance:
         elif isinstance(action, life.ReportState):
             self._report(action)
         elif isinstance(action, life.ReportFatal):
-            _log.error("%s: %s", self.name, action.reason)
+            # What was never ready fails the load of its version, which is logged with the reason.
+            level = logging.ERROR if self._has_served else logging.DEBUG
+            _log.log(level, "%s: %s", self.name, action.reason)
         elif self._current is not None:
             _order(self._current, action)
 
@@ -265,6 +274,7 @@ class Instance:
         self.reason = action.reason
         state = action.state
         if state is RUNNING:
+            self._has_served = True
             if self._current is not None:
                 self._current.enter(life.Phase.IDLE)
                 limit = self._plan.initialize.concurrent_executes
@@ -322,6 +332,7 @@ class Instance:
     def ended(self, incarnation: Incarnation, reason: str, lost: Lost) -> None:
         """Take the end of a process: keep its last words, tell the machine, queue again."""
         self._current = None
+        self._last_exit, self._last_exit_s = reason, monotonic_s()
         if self.state is not life.State.STOPPING and incarnation.lines:
             assert incarnation.child is not None
             pid, lines = incarnation.child.pid, list(incarnation.lines)

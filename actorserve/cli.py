@@ -6,204 +6,70 @@
     actorserve status                  models, stubs, queues and restarts of a running server
     actorserve health                  exit code 0 if a server is ready (or --live), 1 if not
     actorserve new repo/my_model       write a new model that works
+    actorserve completion bash         print what makes a shell complete all of this
 
-Exit codes: 0 done, 1 failed (a model did not load, the server is not ready), 2 wrong usage.
+Exit codes: 0 done, 1 failed (a model did not load, the server is not ready), 2 wrong usage,
+130 interrupted by Ctrl-C (a watch ends with 0: that is how it ends).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-from actorserve import __version__
-from actorserve.config import OPTIONS, Option, settings_from
+from actorserve.config import OPTIONS, settings_from
 from actorserve.errors import ActorserveError, ConfigError, NotFound
+from actorserve.frontend.arguments import USAGE, Parser, make_parser
 
 FAILED = 1
-USAGE = 2
-
-IGNORED_FLAGS = tuple(
-    """
-    allow-client-shm allow-gpu-metrics allow-grpc allow-http allow-sagemaker allow-vertex-ai
-    buffer-manager-thread-count cache-config cache-directory cuda-memory-pool-byte-size
-    cuda-virtual-address-size enable-peer-access grpc-address grpc-header-forward-pattern
-    grpc-http2-max-ping-strikes grpc-http2-max-pings-without-data
-    grpc-http2-min-recv-ping-interval-without-data grpc-infer-allocation-pool-size
-    grpc-infer-response-compression-level grpc-infer-thread-count
-    grpc-keepalive-permit-without-calls grpc-keepalive-time grpc-keepalive-timeout
-    grpc-max-connection-age grpc-max-connection-age-grace grpc-max-response-pool-size grpc-port
-    grpc-restricted-protocol grpc-root-cert grpc-server-cert grpc-server-key grpc-use-ssl
-    grpc-use-ssl-mutual host-policy http-header-forward-pattern http-restricted-api
-    http-thread-count min-supported-compute-capability model-config-name model-load-gpu-limit
-    model-namespacing pinned-memory-pool-byte-size rate-limit
-    rate-limit-resource repoagent-directory response-cache-byte-size
-    reuse-grpc-port reuse-http-port trace-config trace-count trace-file trace-level
-    trace-log-frequency trace-rate
-    """.split()  # noqa: SIM905 (a list of names reads better as text)
-)
-"""The real server's flags that have no meaning here (yet): accepted, with one warning each."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with the message and what to do."""
-        self.exit(USAGE, f"{self.prog}: {message} (try '{self.prog} --help')\n")
+INTERRUPTED = 130  # what a shell makes of SIGINT
+NOBODY_READS = 141  # and of SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = _make_parser()
-    chosen, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        chosen.parser.error(f"unknown argument: {unknown[0]}")
+    try:
+        code = _main(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does; nor may the interpreter's end complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return code
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    chosen = _parse(parser, arguments)
     if chosen.command is None:
         parser.print_help()
         return USAGE
     try:
-        return int(chosen.run(chosen))
+        return RUN[chosen.command](chosen)
     except ActorserveError as error:
         print(f"actorserve {chosen.command}: {error.message}", file=sys.stderr)
         return USAGE if isinstance(error, (ConfigError, NotFound)) else FAILED
+    except KeyboardInterrupt:
+        print(f"actorserve {chosen.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="actorserve",
-        description="Serve Triton Python models, each instance in a process of its own.",
-    )
-    parser.set_defaults(parser=parser)
-    parser.add_argument("--version", action="version", version=f"actorserve {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    start = commands.add_parser(
-        "start",
-        help="serve a model repository",
-        description="Serve the models of one or more repositories until SIGTERM or SIGINT. "
-        "Every option may also be set by a variable: --http-port is ACTORSERVE_HTTP_PORT.",
-        allow_abbrev=False,
-    )
-    start.set_defaults(run=_start, parser=start)
-    start.add_argument("repository", nargs="*", metavar="REPOSITORY", help="a model repository")
-    for option in OPTIONS:
-        _add_option(start, option)
-    for flag in IGNORED_FLAGS:
-        start.add_argument(
-            f"--{flag}", dest="ignored", action=_Ignored, nargs="?", help=argparse.SUPPRESS
-        )
-    _add_check(commands)
-    _add_status(commands)
-    _add_health(commands)
-    _add_new(commands)
-    return parser
-
-
-_Commands = Any  # argparse gives its type no public name
-
-
-def _add_check(commands: _Commands) -> None:
-    check = commands.add_parser(
-        "check",
-        help="say what would load, and what would not and why",
-        description="Look at the models of a repository without serving them. The exit code is 1 "
-        "where one would not load.",
-    )
-    check.set_defaults(run=_check)
-    check.add_argument("repository", nargs="+", metavar="REPOSITORY", help="a model repository")
-    check.add_argument(
-        "--backend-directory", metavar="DIR", default="", help="holds Python-based backends"
-    )
-    check.add_argument(
-        "--dry-run", action="store_true", help="import and initialize every model once, too"
-    )
-
-
-def _add_status(commands: _Commands) -> None:
-    status = commands.add_parser(
-        "status",
-        help="show models, stubs, queues and restarts of a running server",
-        description="Ask a running server where it stands. From another machine this needs the "
-        "token of its --admin-token-file.",
-    )
-    status.set_defaults(run=_status)
-    _add_url(status)
-    status.add_argument("--json", action="store_true", help="print the document as it is")
-    status.add_argument(
-        "--watch", type=float, nargs="?", const=2.0, metavar="S", help="repeat every S seconds"
-    )
-    status.add_argument("--admin-token-file", metavar="FILE", help="holds the operator's token")
-
-
-def _add_health(commands: _Commands) -> None:
-    health = commands.add_parser(
-        "health",
-        help="ask a running server whether it is ready",
-        description="Ask a running server over HTTP; for container and service managers.",
-    )
-    health.set_defaults(run=_health)
-    _add_url(health)
-    health.add_argument("--live", action="store_true", help="ask only whether it is live")
-
-
-def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    parser.add_argument("--timeout-s", type=_timeout, default=5.0, help="default: %(default)s")
-
-
-def _add_new(commands: _Commands) -> None:
-    new = commands.add_parser(
-        "new",
-        help="write a new model that works",
-        description="Write a model's folder: config.pbtxt and 1/model.py, to start from.",
-    )
-    new.set_defaults(run=_new)
-    new.add_argument("folder", metavar="REPOSITORY/MODEL", help="the folder to make")
-
-
-class _Ignored(argparse.Action):
-    """Note a flag of the real server that has no meaning here."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Append its name once."""
-        noted = getattr(namespace, "ignored", None) or []
-        if option_string not in noted:
-            noted.append(option_string)
-        namespace.ignored = noted
-
-
-def _timeout(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
-    return seconds
-
-
-def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
-    default = option.default_text
-    shown = f" (default: {default})" if default else ""
-    arguments: dict[str, Any] = {
-        "dest": option.field,
-        "metavar": option.metavar,
-        "help": option.help.replace("%", "%%") + shown,
-    }
-    if option.repeatable:
-        arguments["action"] = "append"
-    if option.metavar == "BOOL":
-        arguments.update(nargs="?", const="true", metavar="true|false")
-    parser.add_argument(option.flag, *option.aliases, **arguments)
+def _parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse; what is not known ends the process with one line and exit code 2."""
+    commands = list(parser.get_default("commands").choices)
+    first = next((each for each in arguments if not each.startswith("-")), None)
+    if first is not None and first not in commands:
+        if Path(first).is_dir():
+            parser.error(f"unknown command: {first}; did you mean 'actorserve start {first}'?")
+        parser.refuse("command", first, commands)
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen.parser.refuse("argument", unknown[0], chosen.parser.flags())
+    return chosen
 
 
 def _start(chosen: argparse.Namespace) -> int:
@@ -236,16 +102,28 @@ def _health(chosen: argparse.Namespace) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    from actorserve.actors.check import check
+    from actorserve.actors.check import check, dry_run
     from actorserve.config import Settings
-    from actorserve.frontend.operator import findings_text
+    from actorserve.frontend.colour import is_coloured
+    from actorserve.frontend.findings import Progress, findings_text
 
-    settings = Settings(
-        model_repository=tuple(chosen.repository), backend_directory=chosen.backend_directory
-    )
-    findings = check(settings, is_dry_run=chosen.dry_run)
-    print(findings_text(findings))
-    return FAILED if any(finding.problem for finding in findings) else 0
+    settings = Settings(model_repository=tuple(chosen.repository))
+    findings = check(settings)
+    if chosen.dry_run:
+        with Progress(len(findings), is_wanted=not chosen.verbose) as progress:
+            findings = dry_run(
+                settings,
+                findings,
+                timeout_s=chosen.timeout_s,
+                shows_log=chosen.verbose,
+                on_progress=progress,
+            )
+    print(findings_text(findings, is_coloured=is_coloured(sys.stdout)))
+    if all(finding.is_ok for finding in findings):
+        return 0
+    if chosen.dry_run and not chosen.verbose:
+        print("--verbose shows what the models print.")
+    return FAILED
 
 
 def _status(chosen: argparse.Namespace) -> int:
@@ -266,5 +144,25 @@ def _new(chosen: argparse.Namespace) -> int:
     folder = Path(chosen.folder)
     for path in write_model(folder):
         print(f"wrote {path}")
-    print(f"\nTry:  actorserve check {folder.parent}\n      actorserve start {folder.parent}")
+    repository = shlex.quote(str(folder.parent))
+    print("\nTry:")
+    print(f"  actorserve check {repository} --dry-run")
+    print(f"  actorserve start {repository}")
     return 0
+
+
+def _completion(chosen: argparse.Namespace) -> int:
+    from actorserve.frontend.completion import completion_script
+
+    print(completion_script(make_parser(), chosen.shell), end="")
+    return 0
+
+
+RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "start": _start,
+    "check": _check,
+    "status": _status,
+    "health": _health,
+    "new": _new,
+    "completion": _completion,
+}

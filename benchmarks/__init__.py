@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast actorserve is, beside the floor of the machine and beside its peers.
 
-    run.py ─► rows.py (what is shown, the targets)
-       └────► section.py ─► one process per section ─► lanes, infer, http_serving, restart, …
+    run.py ─► rows.py, actor_rows.py (what is shown, the targets)
+       └────► section.py ─► one process per section ─► lanes, infer, http_serving, actors, …
                                                           └─► sampling.py: turns, repetitions
     findings ─► report.py (verdicts) ─► table.py (text, Markdown) and a JSON file
 

@@ -37,6 +37,8 @@ def small(effort: Effort) -> Findings:
     with contextlib.ExitStack() as stack:
         contenders = []
         for label, (start, post) in _servers(4).items():
+            if effort.is_alone and label != OURS:
+                continue
             try:
                 served = stack.enter_context(start())
                 http_load.load(served.port, post, CLIENTS, WARM_UP_S)
@@ -44,7 +46,7 @@ def small(effort: Effort) -> Findings:
                 findings.lack(SMALL, label, reason_of(error))
                 continue
             contenders.append(Contender(label, SMALL, partial(_small_turn, served, post, seconds)))
-        take_turns(findings, contenders, effort.rounds)
+        take_turns(findings, contenders, effort)
     return findings
 
 
@@ -76,7 +78,7 @@ def large(effort: Effort) -> Findings:
             Contender(OURS, (row,), partial(_large_turn, served, row, nbytes, seconds))
             for row, nbytes in (("http-1m-8", 1 << 20), ("http-16m-8", 16 << 20))
         ]
-        take_turns(findings, contenders, effort.rounds)
+        take_turns(findings, contenders, effort)
     return findings
 
 

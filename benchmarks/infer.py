@@ -49,7 +49,7 @@ def small(effort: Effort) -> Findings:
         return dict.fromkeys(rows, trip_us)
 
     contenders.append(Contender("lane round trip", rows, round_trip))
-    take_turns(findings, contenders, effort.rounds)
+    take_turns(findings, contenders, effort)
     return findings
 
 
@@ -67,7 +67,7 @@ def large(effort: Effort) -> Findings:
         return dict.fromkeys(rows, speed * 1e9 / LARGE_BYTES)
 
     contenders.append(Contender("memcpy", rows, copies))
-    take_turns(findings, contenders, effort.rounds)
+    take_turns(findings, contenders, effort)
     return findings
 
 

@@ -68,7 +68,7 @@ def round_trip(effort: Effort) -> Findings:
             "C eventfd", rows, lambda: {ROUND_TRIP: floor.c_eventfd_us(program, seconds)}
         )
         contenders.insert(1, in_c)
-    take_turns(findings, contenders, effort.rounds)
+    take_turns(findings, contenders, effort)
     return findings
 
 
@@ -96,7 +96,7 @@ def one_way(effort: Effort) -> Findings:
     contenders = [Contender(OURS, rows, lambda: _flood_both(count))]
     for label, flood in peers.FLOODS.items():
         contenders.append(Contender(label, rows, partial(_peer_turn, flood, count // 2)))
-    take_turns(findings, contenders, effort.rounds)
+    take_turns(findings, contenders, effort)
     return findings
 
 
@@ -157,7 +157,7 @@ def arrays(effort: Effort) -> Findings:
         Contender(OURS, (ARRAYS,), lambda: {ARRAYS: _array_gb_per_s(seconds)}),
         Contender("memcpy", (ARRAYS,), lambda: {ARRAYS: _memcpy_gb_per_s(seconds)}),
     ]
-    take_turns(findings, contenders, effort.rounds)
+    take_turns(findings, contenders, effort)
     return findings
 
 

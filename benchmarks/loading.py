@@ -28,9 +28,9 @@ def load(effort: Effort) -> Findings:
         _contender("load-1", partial(_load_s, one)),
         _contender("start-1", partial(_command_s, one)),
     ]
-    take_turns(findings, contenders, effort.pick(3, 7))
+    take_turns(findings, contenders, effort, effort.pick(3, 7))
     contenders = [_contender("load-43", partial(_load_s, many))]
-    take_turns(findings, contenders, effort.pick(1, 3))
+    take_turns(findings, contenders, effort, effort.pick(1, 3))
     return findings
 
 

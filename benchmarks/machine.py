@@ -13,7 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-PACKAGES = ("actorserve", "numpy", "msgspec", "uvloop", "uvicorn", "httptools", "pyzmq", "mosec")
+PACKAGES = (
+    *("actorserve", "numpy", "msgspec", "uvloop", "uvicorn", "httptools"),
+    *("pyzmq", "mosec", "xoscar", "pykka"),
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 

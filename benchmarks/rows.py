@@ -50,6 +50,10 @@ PEERS = frozenset(
         "lane round trip",
         "mosec",
         "with 1 instance",
+        "Pykka",
+        "xoscar",
+        "ThreadPoolExecutor",
+        "ProcessPoolExecutor",
     )
 )
 """Labels that our figure is set against; any other label is a part of it, or goes with it."""

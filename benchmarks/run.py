@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure actorserve beside the machine's floor and its peers, and print one table.
 
-    run.py [--only NAME[,NAME]] [--quick] [--json FILE] [--markdown [--into FILE]]
+    run.py [--only NAME[,NAME]] [--quick] [--alone] [--json FILE] [--markdown [--into FILE]]
     run.py --from FILE [--markdown [--into FILE]]     show an earlier result
     run.py --list                                     the names of the rows
 
@@ -25,12 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":  # the folder of a script is searched first, and is no package's parent
     sys.path[0] = str(ROOT)
 
-from benchmarks import machine, section  # noqa: E402
+from benchmarks import actor_rows, machine, rows, section  # noqa: E402
 from benchmarks.report import Result, result_of  # noqa: E402
-from benchmarks.rows import SECTIONS, Row, Section  # noqa: E402
+from benchmarks.rows import Row, Section  # noqa: E402
 from benchmarks.sampling import Effort  # noqa: E402
 from benchmarks.table import markdown_table, text_table  # noqa: E402
 
+SECTIONS = rows.SECTIONS + actor_rows.SECTIONS
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
@@ -45,10 +46,11 @@ def main(arguments: list[str]) -> int:
     if chosen.earlier:
         result = msgspec.json.decode(Path(chosen.earlier).read_bytes(), type=Result)
     else:
-        unknown = set(chosen.only) - {row.name for row in _all_rows()}
+        known = _all_rows()
+        unknown = [name for name in chosen.only if not any(_is_of(row, [name]) for row in known)]
         if unknown:
-            parser.error(f"no such row: {', '.join(sorted(unknown))} (see --list)")
-        result = _measure(set(chosen.only), Effort(is_quick=chosen.quick))
+            parser.error(f"no such row: {', '.join(unknown)} (see --list)")
+        result = _measure(chosen.only, Effort(chosen.quick, chosen.alone))
         _write_json(result, chosen.json)
     _show(result, is_markdown=chosen.markdown, into=chosen.into)
     return 0
@@ -61,9 +63,11 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME[,NAME]",
-        help="only these rows; what is measured together with them runs, but is not shown",
+        help="only these rows, or those whose names begin so (actors, http, …); what is measured "
+        "together with them runs, but is not shown",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter: for a look only")
+    parser.add_argument("--alone", action="store_true", help="ours only, nobody beside it")
     parser.add_argument("--json", metavar="FILE", help="write the result there")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     parser.add_argument(
@@ -80,17 +84,22 @@ def _all_rows() -> list[Row]:
     return [row for each in SECTIONS for row in each.rows]
 
 
-def _measure(only: set[str], effort: Effort) -> Result:
+def _is_of(row: Row, only: list[str]) -> bool:
+    """Whether one of the names is the row's, or that of its group."""
+    return any(row.name == name or row.name.startswith(f"{name}-") for name in only)
+
+
+def _measure(only: list[str], effort: Effort) -> Result:
     """Run the sections that have wanted rows, one after the other."""
-    wanted = [each for each in SECTIONS if not only or any(r.name in only for r in each.rows)]
+    wanted = [each for each in SECTIONS if not only or any(_is_of(r, only) for r in each.rows)]
     load_before = machine.load_average()
     start_s = time.monotonic()
-    rows = []
+    results = []
     for number, each in enumerate(wanted, 1):
         _tell(f"[{number}/{len(wanted)}] {_name(each)} …")
         findings = section.run(each, effort)
-        shown = [row for row in each.rows if not only or row.name in only]
-        rows += [result_of(row, findings) for row in shown]
+        shown = [row for row in each.rows if not only or _is_of(row, only)]
+        results += [result_of(row, findings) for row in shown]
     return Result(
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         is_quick=effort.is_quick,
@@ -98,7 +107,7 @@ def _measure(only: set[str], effort: Effort) -> Result:
         load_before=load_before,
         load_after=machine.load_average(),
         seconds=time.monotonic() - start_s,
-        rows=rows,
+        rows=results,
     )
 
 

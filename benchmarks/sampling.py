@@ -28,14 +28,15 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """How much is measured, and whether beside others or `is_alone`."""
 
     is_quick: bool = False
+    is_alone: bool = False
 
     @property
     def rounds(self) -> int:
         """How many figures each contender gets, after the warm-up."""
-        return self.pick(2, 5)
+        return self.pick(1, 5)
 
     @property
     def seconds(self) -> float:
@@ -67,14 +68,21 @@ class CannotRun(Exception):
     """A contender cannot run on this machine; the text says why."""
 
 
-def take_turns(findings: Findings, contenders: Sequence[Contender], rounds: int) -> None:
+def take_turns(
+    findings: Findings,
+    contenders: Sequence[Contender],
+    effort: Effort,
+    rounds: int | None = None,
+) -> None:
     """Let every contender measure once per round, after rounds that do not count.
+
+    The effort says how many rounds there are, unless the caller does.
 
     The order moves on, so that nobody always comes after the same neighbour. A contender that
     fails is left out from then on, and its rows get the reason.
     """
-    left = list(contenders)
-    for number in range(-WARM_UP_ROUNDS, rounds):
+    left = [each for each in contenders if each.label == OURS or not effort.is_alone]
+    for number in range(-WARM_UP_ROUNDS, effort.rounds if rounds is None else rounds):
         shift = number % len(left) if left else 0
         for contender in left[shift:] + left[:shift]:
             try:

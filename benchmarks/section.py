@@ -42,7 +42,7 @@ def run(section: Section, effort: Effort) -> Findings:
 
 def _run_process(section: Section, effort: Effort, folder: Path, found: Path) -> str:
     """Run it to its end; return what went wrong, or nothing."""
-    arguments = [section.entry, str(found), "quick" if effort.is_quick else "full"]
+    arguments = [section.entry, str(found), msgspec.json.encode(effort).decode()]
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     log = folder / "stderr"
     with log.open("wb") as stderr:
@@ -80,13 +80,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the section: `module:function FILE quick|full`."""
+    """Be the section: `module:function FILE EFFORT`, the effort as JSON."""
     entry, found, effort = arguments
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # `finally` blocks run
     module, _, function = entry.partition(":")
     measure: Callable[[Effort], Findings] = getattr(importlib.import_module(module), function)
     try:
-        findings = measure(Effort(is_quick=effort == "quick"))
+        findings = measure(msgspec.json.decode(effort, type=Effort))
     except Exception as error:
         traceback.print_exc()
         print(reason_of(error), file=sys.stderr)  # the last line is what the table shows

@@ -130,7 +130,8 @@ PROBES: dict[str, str] = {
     "model_operations": 'model_operations { op_library_filename: "x" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
     "response_cache": "response_cache { enable: true }",
-    "model_metrics": 'model_metrics { metric_control { metric_identifier { family: "x" } } }',
+    "model_metrics": "model_metrics { metric_control { metric_identifier { family: "
+    '"nv_inference_first_response_histogram_ms" } } }',
     "input.is_shape_tensor": "input { name: 'X' is_shape_tensor: true }",
     "input.is_non_linear_format_io": "input { name: 'X' is_non_linear_format_io: true }",
     "output.is_shape_tensor": "output { name: 'X' is_shape_tensor: true }",

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from actorserve.frontend.colour import painted
 from actorserve.triton.inference import ModelInfo, TensorSpec
 
 BINARY_ONLY = ("FP16", "BF16")
@@ -15,12 +16,16 @@ MOST_ELEMENTS = 16
 _SAMPLES: dict[str, Any] = {"BYTES": "text", "BOOL": True, "FP32": 1.0, "FP64": 1.0}
 
 
-def greeting(url: str, is_ready: bool, models: Iterable[ModelInfo]) -> str:
+def greeting(
+    url: str, is_ready: bool, models: Iterable[ModelInfo], *, is_coloured: bool = False
+) -> str:
     """Return where the server is and whether it is ready, with a request to try.
 
     The request is for the first of the models that serve which takes short JSON.
     """
     state = "Ready:" if is_ready else "Serving, but not ready:"
+    if is_coloured:
+        state = painted("ready" if is_ready else "not ready", state)
     lines = ["", f"{state} {url}   (health: {url}/v2/health/ready; stop with Ctrl-C)"]
     for info in models:
         body = sample_request(info)

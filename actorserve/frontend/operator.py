@@ -11,14 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from actorserve.actors.check import Finding
+from actorserve.actors.instance import InstanceStats
+from actorserve.actors.model_version import VersionStats
 from actorserve.actors.supervisor import SupervisorStats
 from actorserve.errors import ConfigError, Unavailable
+from actorserve.frontend.colour import is_coloured, painted
 from actorserve.frontend.probe import host_and_port, reason_of
-from actorserve.frontend.table import aligned
+from actorserve.frontend.screen import Screen
+from actorserve.frontend.table import aligned, cut
 
 PATH = "/v2/actorserve/status"
-CLEAR = "\x1b[H\x1b[2J"
+HEADINGS = ("INSTANCE", "STATE", "PID", "RESTARTS", "BATCHES", "QUEUED", "OK", "FAILED", "REASON")
 
 
 def read_token(name: str) -> str:
@@ -37,19 +40,43 @@ def read_token(name: str) -> str:
 def show_status(
     url: str, *, token: str, is_json: bool, watch_s: float | None, timeout_s: float
 ) -> int:
-    """Print where a server stands, again and again with `watch_s`; returns the exit code."""
+    """Print where a server stands, again and again with `watch_s`; returns the exit code.
+
+    A watch ends by Ctrl-C, which is no failure: 0. Raises Unavailable where no server answers;
+    a watch that has begun says so and goes on.
+    """
+    screen = Screen(sys.stdout, is_json=is_json)
+    if watch_s is None:
+        print(_text(_fetch(url, token, timeout_s), is_json=is_json, width=screen.width))
+        return 0
     pause = threading.Event()
-    while True:
+    try:
         body = _fetch(url, token, timeout_s)
-        text = body.decode() if is_json else status_text(body)
-        clear = CLEAR if watch_s is not None and sys.stdout.isatty() else ""
-        print(clear + text, flush=True)
-        if watch_s is None:
-            return 0
-        try:
+        while True:
+            screen.show(_text(body, is_json=is_json, width=screen.width))
             pause.wait(watch_s)
-        except KeyboardInterrupt:
-            return 0
+            body = _next(url, token, timeout_s, screen, pause, watch_s)
+    except KeyboardInterrupt:
+        screen.end()
+        return 0
+
+
+def _next(
+    url: str, token: str, timeout_s: float, screen: Screen, pause: threading.Event, watch_s: float
+) -> bytes:
+    """Fetch until a server answers; a restart is when people look."""
+    while True:
+        try:
+            return _fetch(url, token, timeout_s)
+        except Unavailable as error:
+            screen.complain(error.message)
+            pause.wait(watch_s)
+
+
+def _text(body: bytes, *, is_json: bool, width: int | None) -> str:
+    if is_json:
+        return body.decode()
+    return status_text(body, is_coloured=is_coloured(sys.stdout), width=width)
 
 
 def _fetch(url: str, token: str, timeout_s: float) -> bytes:
@@ -73,48 +100,79 @@ def _fetch(url: str, token: str, timeout_s: float) -> bytes:
     return body
 
 
-def status_text(body: bytes) -> str:
-    """Return a status document as tables for people."""
+def status_text(body: bytes, *, is_coloured: bool = False, width: int | None = None) -> str:
+    """Return a status document as a table for people.
+
+    Where its lines would be longer than `width`, reasons stand below their rows, cut to it.
+    """
     stats = msgspec.json.decode(body, type=SupervisorStats)
-    rows = [("INSTANCE", "STATE", "PID", "RESTARTS", "BATCHES", "QUEUED", "OK", "FAILED", "REASON")]
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    notes = []
     for model in stats.models:
         for version in model.versions:
-            scheduler = version.scheduler
-            for number, each in enumerate(version.instances):
-                counts = (scheduler.queued, scheduler.succeeded, scheduler.failed)
-                shown = map(str, counts) if number == 0 else ("", "", "")
-                reason = "" if each.state == "RUNNING" else each.reason.splitlines()[0]
-                rows.append(
-                    (
-                        f"{each.name} v{version.version}",
-                        each.state,
-                        str(each.pid or "-"),
-                        str(each.restarts),
-                        str(each.executed_batches),
-                        *shown,
-                        reason,
-                    )
-                )
+            rows += _version_rows(version)
         if not model.versions:
-            reason = model.reason.splitlines()[0] if model.reason else ""
-            rows.append((model.name, model.state, "-", "", "", "", "", "", reason))
-    arena = stats.exchange.arena
+            rows.append((model.name, model.state, "-", *[""] * 5, _first_line(model.reason)))
+        elif model.reason:
+            notes.append(f"{model.name}: the last load failed: {_first_line(model.reason)}")
     head = "ready" if stats.is_ready else "not ready"
+    if is_coloured:
+        head = painted(head)
     memory = "none needed yet"
+    arena = stats.exchange.arena
     if arena.segment_bytes:
         memory = f"{arena.used_bytes >> 20} of {arena.segment_bytes >> 20} MiB in use"
-    return f"{head}; shared memory: {memory}\n\n{aligned(rows)}"
+    table = _table(rows, is_coloured=is_coloured, width=width)
+    return "\n".join([f"{head}; shared memory: {memory}", "", table, *notes])
 
 
-def findings_text(findings: list[Finding]) -> str:
-    """Return what `check` found as a table, with problems and warnings below."""
-    rows = [("MODEL", "VERSIONS", "WOULD LOAD")]
-    notes = []
-    for each in findings:
-        rows.append((each.model, each.versions, "no" if each.problem else "yes"))
-        if each.problem:
-            notes.append(f"{each.model}: " + each.problem.strip().replace("\n", "\n    "))
-        notes += [f"warning: {warning}" for warning in each.warnings]
-    if not findings:
-        return "There are no models."
-    return "\n".join([aligned(rows), *(["", *notes] if notes else [])])
+def _table(rows: list[tuple[str, ...]], *, is_coloured: bool, width: int | None) -> str:
+    state_column = 1 if is_coloured else None
+    if width is None or max(map(len, aligned(rows).splitlines())) <= width:
+        return aligned(rows, state_column=state_column)
+    short = aligned([row[:-1] for row in rows], state_column=state_column, width=width)
+    lines = []
+    for row, line in zip(rows, short.splitlines()):
+        lines.append(line)
+        if row[-1] and row is not HEADINGS:
+            lines.append(cut(f"    {row[-1]}", width))
+    return "\n".join(lines)
+
+
+def _version_rows(version: VersionStats) -> list[tuple[str, ...]]:
+    """Return a row for each instance; what is counted for the version stands in the first."""
+    scheduler = version.scheduler
+    counts = tuple(map(str, (scheduler.queued, scheduler.succeeded, scheduler.failed)))
+    rows: list[tuple[str, ...]] = []
+    for number, each in enumerate(version.instances):
+        rows.append(
+            (
+                f"{each.name} v{version.version}",
+                each.state,
+                str(each.pid or "-"),
+                str(each.restarts),
+                str(each.executed_batches),
+                *(counts if number == 0 else ("", "", "")),
+                _reason(each),
+            )
+        )
+    return rows
+
+
+def _reason(instance: InstanceStats) -> str:
+    """Say why an instance is down, or how its last process ended where it is up again."""
+    if instance.last_exit and instance.state in ("RUNNING", "STARTING"):
+        return f"died {age_text(instance.last_exit_age_s)} ago: {_first_line(instance.last_exit)}"
+    return "" if instance.state == "RUNNING" else _first_line(instance.reason)
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
+
+
+def age_text(seconds: float) -> str:
+    """Return a time span in its largest unit: 4 s, 3 min, 2 h, 5 d."""
+    for limit_s, unit_s, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit_s:
+            return f"{int(seconds // unit_s)} {unit}"
+    return f"{int(seconds // 86400)} d"

@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from actorserve.actors.log_writer import LogWriter
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
+from actorserve.frontend.colour import is_coloured
 from actorserve.frontend.greeting import greeting
 from actorserve.frontend.http_server import HttpServer
 from actorserve.frontend.http_settings import HttpSettings
@@ -208,13 +210,18 @@ class _Serving:
             return 0
         loading.result()
         stats = self._server.stats()
-        self._console.write(model_table(stats))
+        self._console.write(model_table(stats, is_coloured=is_coloured(sys.stderr)))
         if self._server.failures and self._settings.exit_on_error:
             signalled.cancel()
             names = ", ".join(sorted(self._server.failures))
             _log.error("exiting, since these models did not load: %s", names)
             return 1
-        note = greeting(url, self._server.is_ready(), self._server.served_models())
+        note = greeting(
+            url,
+            self._server.is_ready(),
+            self._server.served_models(),
+            is_coloured=is_coloured(sys.stderr),
+        )
         self._console.write(note)
         self._write_ready_file()
         self._notifier.ready()

@@ -18,10 +18,11 @@ import pytest
 
 import actorserve
 from actorserve import Supervisor, cli
-from actorserve.cli import IGNORED_FLAGS
 from actorserve.config import OPTIONS, Settings
+from actorserve.frontend.arguments import IGNORED_FLAGS, make_parser
 from tests.server.harness import EXAMPLES, IDENTITY_CONFIG, write_model
 
+COMMANDS = ("start", "check", "status", "health", "new", "completion")
 INPUT = {"INPUT0": ("FP32", [1], [5])}
 
 
@@ -74,7 +75,9 @@ def test_no_command_shows_the_help():
     """And is wrong usage."""
     done = run()
     assert done.returncode == 2
-    assert "start     serve a model repository" in done.stdout
+    assert "    start        serve a model repository\n" in done.stdout
+    for command in COMMANDS:
+        assert re.search(rf"^    {command} +[a-z]", done.stdout, re.MULTILINE), command
 
 
 def test_help_lists_every_option_with_its_default():
@@ -84,10 +87,59 @@ def test_help_lists_every_option_with_its_default():
     text = re.sub(r"\s+", " ", done.stdout)
     for option in OPTIONS:
         assert option.flag in text
-    assert "do not ask models to complete their configuration (default: false)" in text
+    assert "auto_complete_config (default: false)" in text
     assert "(default: 8000)" in text
     assert "(default: 0:30)" in text
     assert "--grpc-port" not in text
+
+
+def test_options_are_grouped():
+    """Under the headings of the table that they come from, each once."""
+    lines = run("start", "--help").stdout.splitlines()
+    for group in dict.fromkeys(option.group for option in OPTIONS):
+        assert lines.count(f"{group}:") == 1
+        begin = lines.index(f"{group}:")
+        part = lines[begin : lines.index("", begin)]
+        for option in OPTIONS:
+            is_listed = any(re.match(rf"  {option.flag}[ ,]", line) for line in part)
+            assert is_listed == (option.group == group), option.flag
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [*[(command, "100") for command in COMMANDS], ("start", "40"), ("check", "250")],
+)
+def test_help_teaches(command, columns):
+    """A paragraph that says what it is for, and real commands; whatever the terminal."""
+    done = run(command, "--help", COLUMNS=columns)
+    assert (done.returncode, done.stderr) == (0, "")
+    usage, paragraph, *_, examples = done.stdout.split("\n\n")
+    assert usage.startswith(f"usage: actorserve {command} ")
+    assert len(paragraph) > 60
+    assert max(map(len, paragraph.splitlines())) <= min(int(columns), 100)
+    assert examples.startswith("examples:\n  ")
+    assert 2 <= examples.strip().count("\n") <= 3
+    assert f"actorserve {command}" in examples
+
+
+def test_examples_of_the_help_parse(tmp_path, monkeypatch):
+    """Each is a command line that this version understands."""
+    (tmp_path / "repo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    parser = make_parser()
+    count = 0
+    for command in COMMANDS:
+        text = parser.get_default("commands").choices[command].epilog
+        for found in re.findall(r"actorserve ((?:(?! 2?>)[^'#)\n])+)", text):
+            words = found.split()
+            assert parser.parse_known_args(words)[1] == [], found
+            count += 1
+    assert count >= 15
+
+
+def test_help_has_no_colours_in_a_pipe():
+    """Those of newer Pythons' argparse neither."""
+    assert "\x1b" not in run("start", "--help", NO_COLOR="", FORCE_COLOR="").stdout
 
 
 @pytest.mark.parametrize(
@@ -100,8 +152,22 @@ def test_help_lists_every_option_with_its_default():
         ),
         (
             "start repo --http-prot=1",
-            "actorserve start: unknown argument: --http-prot=1 (try 'actorserve start --help')",
+            "actorserve start: unknown argument: --http-prot=1; did you mean --http-port? "
+            "(try 'actorserve start --help')",
         ),
+        (
+            "status --wacth",
+            "actorserve status: unknown argument: --wacth; did you mean --watch? (try",
+        ),
+        ("status --wat 1", "actorserve status: unknown argument: --wat; did you mean --watch?"),
+        (
+            "strat repo",
+            "actorserve: unknown command: strat; did you mean start? (try 'actorserve --help')",
+        ),
+        ("zzz", "actorserve: unknown command: zzz (try 'actorserve --help')"),
+        ("/usr", "actorserve: unknown command: /usr; did you mean 'actorserve start /usr'?"),
+        ("completion tcsh", "actorserve completion: argument shell: invalid choice: 'tcsh'"),
+        ("status --watch=0", "actorserve status: argument --watch: expected seconds, more than 0"),
         (
             "start repo --http-port abc",
             "actorserve start: --http-port: expected a whole number from 0 to 65535, got 'abc'",
@@ -178,6 +244,14 @@ def test_a_port_in_use_is_one_line():
         assert (
             line == f"actorserve start: cannot listen on 127.0.0.1:{port}: Address already in use"
         )
+
+
+def test_whoever_reads_may_stop():
+    """A pipe that is closed early, as by `head`, is no error to speak of."""
+    command = f"{sys.executable} -m actorserve completion bash | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
 
 
 # --- options and variables -----------------------------------------------------------------------
@@ -280,6 +354,9 @@ def test_a_model_that_fails_ends_the_server(start_server, model):
     assert server.wait() == 1
     log = server.log()
     assert "broken: ValueError: no weights" in log
+    errors = [line for line in log.splitlines() if re.match(r"E\d{4} .*no weights", line)]
+    assert len(errors) == 1, errors
+    assert "failed to load 'broken': ValueError: no weights" in errors[0]
     assert '"exiting, since these models did not load: broken"' in log
     assert re.search(r"^model   1        READY        1/1$", log, re.MULTILINE)
     assert re.search(r"^broken  -        UNAVAILABLE  -$", log, re.MULTILINE)

@@ -145,7 +145,7 @@ def server(start_shared, tmp_path_factory):
     )
     warned = (
         'model_warmup [ { name: "a" batch_size: 1 } ] response_cache { enable: true }\n'
-        'optimization { cuda { graphs: true } } metric_tags { key: "a" value: "b" }\n'
+        'optimization { cuda { graphs: true } } metric_tags { key: "a-b" value: "b" }\n'
         "instance_group [ { count: 2 rate_limiter { priority: 1 } } ]\n"
         "max_batch_size: 2 dynamic_batching { preserve_ordering: true "
         "default_queue_policy { timeout_action: DELAY allow_timeout_override: true } }\n"
@@ -302,7 +302,7 @@ def test_the_server_serves_and_says_that_it_is_not_ready(server):
         "model_warmup is ignored: the first requests run on a cold model",
         "response_cache is ignored: every request is executed",
         "optimization.cuda is ignored",
-        "metric_tags are ignored",
+        "metric_tags: 'a-b' is ignored",
         "dynamic_batching: timeout_action DELAY is ignored: with preserve_ordering no request",
         "instance_group 'warned_0': rate_limiter is ignored: an instance runs as soon as",
     ],

@@ -303,7 +303,6 @@ def test_other_outputs_in_the_same_stream_are_learnt_anew() -> None:
 def test_nan_is_written_as_the_protocol_does_unless_strict() -> None:
     """As for infer."""
     response = InferResponse("m", "1", "", [tensor("x", "FP32", np.float32([np.nan]))])
-    assert b'"x":NaN,' not in encode(response)
     assert b'"x":NaN}' in encode(response)
     with pytest.raises(InvalidArgument):
         encode(response, strict=True)

@@ -270,8 +270,12 @@ def test_what_cannot_be_served_is_an_error(text: str, expected: str) -> None:
         ),
         ("cc_model_filenames { key: '7.5' value: 'x' }", "cc_model_filenames is ignored"),
         ("model_operations { op_library_filename: 'x' }", "model_operations is ignored"),
-        ("metric_tags { key: 'a' value: 'b' }", "metric_tags are ignored"),
-        ("model_metrics { metric_control {} }", "model_metrics is ignored"),
+        ("metric_tags { key: 'a-b' value: 'b' }", "metric_tags: 'a-b' is ignored"),
+        ("metric_tags { key: 'model' value: 'b' }", "metric_tags: 'model' is ignored"),
+        (
+            "model_metrics { metric_control { metric_identifier { family: 'x' } } }",
+            "model_metrics: 'x' is ignored: only nv_inference_first_response_histogram_ms has",
+        ),
         (
             "dynamic_batching { priority_queue_policy { key: 1 } }",
             "dynamic_batching.priority_queue_policy is ignored: priority_levels is not set",
@@ -296,6 +300,7 @@ def test_what_has_no_effect_either_way_is_not_warned_of() -> None:
     config = completed(
         "optimization { input_pinned_memory { enable: false } } response_cache {} "
         "model_operations {} model_metrics {} model_repository_agents {} runtime: 'model.py' "
+        "metric_tags { key: 'a' value: 'b' } "
         "max_batch_size: 4 instance_group { count: 2 } dynamic_batching { preserve_ordering: true "
         "default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 5 } }"
     )
