@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from actorserve.actors.incarnation import log_output, log_record
+from actorserve.actors.log_gate import LogGate
 from actorserve.actors.node import Node
+from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError
 from actorserve.runtime.child import Exit, SpawnSpec
 from actorserve.runtime.host_end import HostEnd
@@ -19,6 +22,7 @@ from actorserve.wire.messages import (
     AutoComplete,
     AutoCompleted,
     BootFailed,
+    LogRecord,
     ToSupervisor,
 )
 
@@ -36,7 +40,7 @@ async def ask_model(
 
     Raises BootError with the model's own error, StubDied, or what spawning raised.
     """
-    ear = _Ear(node.loop)
+    ear = _Ear(node.loop, spec.name)
     end = ear.end = HostEnd(node.loop, node.exchange, node.arenas.next(), ear)
     try:
         child = await node.spawner.spawn(spec, ear.on_exit, ear.on_output)
@@ -62,7 +66,9 @@ async def ask_model(
 class _Ear:
     """Listen to one throw-away stub; `answer` and `gone` are what it comes down to."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._name = name
+        self._gate = LogGate()
         self.answer: asyncio.Future[str | None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.end: HostEnd | None = None
@@ -74,8 +80,10 @@ class _Ear:
     def on_messages(self, messages: list[ToSupervisor]) -> None:
         """Take the answer, or the reason why there is none."""
         for message in messages:
+            if isinstance(message, LogRecord):
+                log_record(self._name, message)
             if self.answer.done():
-                return
+                continue
             if isinstance(message, AutoCompleted):
                 self.answer.set_result(message.config_json)
             elif isinstance(message, BootFailed):
@@ -105,5 +113,7 @@ class _Ear:
             self.gone.set_result(None)
 
     def on_output(self, stream: str, line: str) -> None:
-        """Keep the last lines for the reason."""
+        """Log a line, and keep the last ones for the reason."""
         self._lines.append(line)
+        if self._gate.admits(monotonic_s()):
+            log_output(self._name, stream, line)

@@ -24,12 +24,13 @@ def stamps(path: Path, *, checked: str = "") -> dict[str, Stamp]:
     Of the file named `checked` the content counts too. Links are followed, each folder once.
     Raises OSError where the directory itself cannot be read.
     """
-    os.stat(path)
+    path.stat()
     found: dict[str, Stamp] = {}
     seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(path, followlinks=True):
+    for walked, folders, files in os.walk(path, followlinks=True):
+        folder = Path(walked)
         try:
-            status = os.stat(folder)
+            status = folder.stat()
         except OSError:
             continue
         key = (status.st_dev, status.st_ino)
@@ -39,8 +40,8 @@ def stamps(path: Path, *, checked: str = "") -> dict[str, Stamp]:
         seen.add(key)
         folders[:] = sorted(name for name in folders if name not in _IGNORED)
         for name in files:
-            file = os.path.join(folder, name)
-            relative = os.path.relpath(file, path)
+            file = folder / name
+            relative = str(file.relative_to(path))
             try:
                 found[relative] = _stamp(file, is_checked=relative == checked)
             except OSError:
@@ -48,11 +49,11 @@ def stamps(path: Path, *, checked: str = "") -> dict[str, Stamp]:
     return found
 
 
-def _stamp(file: str, *, is_checked: bool) -> Stamp:
-    status = os.stat(file)
+def _stamp(file: Path, *, is_checked: bool) -> Stamp:
+    status = file.stat()
     checksum = 0
-    if is_checked and os.path.isfile(file):
-        with open(file, "rb") as stream:
+    if is_checked and file.is_file():
+        with file.open("rb") as stream:
             checksum = zlib.crc32(stream.read(CHECKED_BYTES))
     return (status.st_mtime_ns, status.st_size, status.st_ino, checksum)
 

@@ -20,8 +20,10 @@ import msgspec
 from actorserve.actors.answers import AnswerDesk, Asker
 from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import InFlight, Lost
+from actorserve.actors.log_gate import LINES_PER_S, LogGate
 from actorserve.actors.metric_desk import MetricDesk
 from actorserve.actors.node import Node
+from actorserve.actors.readiness import Readiness
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
@@ -51,6 +53,7 @@ from actorserve.wire.messages import (
     MoveCall,
     PhaseEntered,
     Responded,
+    SaidReady,
     ToSupervisor,
 )
 
@@ -128,6 +131,8 @@ class Incarnation:
         self.answers = AnswerDesk(node, self._end, self._asker)
         session = node.metrics.registry.session(keeper.metrics_holder)
         self.metrics = MetricDesk(session, self.answers.answerers)
+        self.readiness = Readiness(node.loop, self._end, plan.name, self._is_stopped)
+        self._gates = {"stdout": LogGate(), "stderr": LogGate()}
         self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
 
     # --- orders ----------------------------------------------------------------------------------
@@ -155,6 +160,7 @@ class Incarnation:
     def finalize(self) -> None:
         """Ask the stub to end."""
         self.enter(life.Phase.FINALIZING)
+        self.readiness.close()
         self._end.send(Finalize())
 
     def enter(self, phase: life.Phase) -> None:
@@ -207,13 +213,14 @@ class Incarnation:
 
     def _on_report(self, message: ToSupervisor) -> None:
         if isinstance(message, LogRecord):
-            where = {"instance": self._name, "file": message.file, "file_line": message.line}
-            level = LEVELS.get(message.level, logging.INFO)
-            _log.log(level, "%s", message.message, extra=where)
+            log_record(self._name, message)
+            self.lines.append(f"{message.file}:{message.line}] {message.message}")
         elif isinstance(message, Asked):
             self.answers.asked(message)
         elif isinstance(message, MetricsChanged):
             self.metrics.change(message)
+        elif isinstance(message, SaidReady):
+            self.readiness.take(message)
         elif isinstance(message, CancelCall):
             self.calls.cancel(message)
         elif isinstance(message, MoveCall):
@@ -223,6 +230,7 @@ class Incarnation:
                 self._begin(*_PHASES[message.phase])
         elif isinstance(message, Initialized):
             self.is_async = message.is_async
+            self.readiness.has_hook = message.has_is_ready
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
@@ -253,13 +261,32 @@ class Incarnation:
     def on_output(self, stream: str, line: str) -> None:
         """Log a line that the model printed."""
         self.lines.append(line)
-        _log.info("%s", line, extra={"instance": self._name, "stream": stream})
+        if self._gates[stream].admits(monotonic_s()):
+            log_output(self._name, stream, line)
+
+    def _tell_refused(self, now_s: float) -> None:
+        """Say how much a model has printed that is not in the log."""
+        for stream, gate in self._gates.items():
+            refused = gate.take_refused(now_s)
+            if refused:
+                log_output(
+                    self._name,
+                    stream,
+                    f"({refused} lines were left out here: no more than {LINES_PER_S:.0f} a second "
+                    "are taken)",
+                )
+
+    def _is_stopped(self) -> bool:
+        """Whether the process cannot answer, by its state: stopped, a zombie, gone."""
+        return self.child is None or self.child.sample().state in "TZX"
 
     def on_exit(self, exit_: Exit) -> None:
         """Take the end of the process: read what it left, fail what it had begun."""
         self.is_over = True
         reason = self._why or exit_.describe()
         self._end.read_rest()
+        self._tell_refused(monotonic_s())
+        self.readiness.close()
         self.calls.close()
         self.metrics.close()
         lost = self.in_flight.lose(
@@ -274,6 +301,7 @@ class Incarnation:
         """Judge by what can be seen from outside whether the stub hangs; called now and then."""
         if self.child is None or self.is_over:
             return
+        self._tell_refused(now_s)
         sample = self.child.sample()
         if is_running and self._end.lock.holder() is None and sample.state not in "XZ":
             self.on_broken(InternalError("it lost its health lock"))
@@ -283,11 +311,14 @@ class Incarnation:
         if batch:
             phase, since_s = life.Phase.EXECUTING, batch_ns / 1e9
         beat_ns = self._end.page.stats().beat_ns
+        beat_age_s = max(0.0, now_s - beat_ns / 1e9) if beat_ns else None
+        if self.readiness.is_asked:
+            beat_age_s = 0.0  # user code may run, and silence proves nothing then
         evidence = Evidence(
             now_s=now_s,
             phase=phase,
             phase_s=max(0.0, now_s - since_s),
-            beat_age_s=max(0.0, now_s - beat_ns / 1e9) if beat_ns else None,
+            beat_age_s=beat_age_s,
             process_state=sample.state,
             cpu_s=sample.cpu_s,
         )
@@ -300,3 +331,14 @@ class Incarnation:
                 DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted")
             )
         self._keeper.feed(life.Hung(self.number, now_s, verdict.reason))
+
+
+def log_record(instance: str, record: LogRecord) -> None:
+    """Log a line of a model's Logger."""
+    where = {"instance": instance, "file": record.file, "file_line": record.line}
+    _log.log(LEVELS.get(record.level, logging.INFO), "%s", record.message, extra=where)
+
+
+def log_output(instance: str, stream: str, line: str) -> None:
+    """Log a line that a model printed."""
+    _log.info("%s", line, extra={"instance": instance, "stream": stream})

@@ -106,6 +106,18 @@ class Instance:
         return self._machine.state is RUNNING
 
     @property
+    def has_readiness_hook(self) -> bool:
+        """Whether its model has a word in its readiness."""
+        return self._current is not None and self._current.readiness.has_hook
+
+    async def check_ready(self, max_age_s: float = 0.0) -> bool:
+        """Whether it can take batches and its model says so, at most `max_age_s` ago."""
+        current = self._current
+        if current is None or not self.is_running:
+            return False
+        return await current.readiness.check(max_age_s) and self.is_running
+
+    @property
     def could_take(self) -> bool:
         """Whether it has room, or will without anybody else's doing: while it starts."""
         return self.room > 0 or (self.start_due_s is not None and not self.is_running)

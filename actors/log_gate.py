@@ -9,18 +9,21 @@ from __future__ import annotations
 
 BURST_LINES = 5000
 LINES_PER_S = 1000.0
+NOTICE_S = 1.0
+"""How often a flood is told of, at most."""
 
 
 class LogGate:
     """Lets lines through. No clock of its own; not locked: a lost count changes little."""
 
-    __slots__ = ("_burst", "_left", "_per_s", "_then_s", "refused")
+    __slots__ = ("_burst", "_left", "_noticed_s", "_per_s", "_then_s", "refused")
 
     def __init__(self, burst: int = BURST_LINES, per_s: float = LINES_PER_S) -> None:
         self._burst = float(burst)
         self._left = float(burst)
         self._per_s = per_s
         self._then_s = 0.0
+        self._noticed_s = float("-inf")
         self.refused = 0
         """How many lines were refused and have not been told of yet."""
 
@@ -35,13 +38,10 @@ class LogGate:
         return True
 
     def take_refused(self, now_s: float) -> int:
-        """Return how many lines were refused, once there is room for a line that says so."""
-        if not self.refused:
+        """Return how many lines were refused since the last time, where it is time to say so."""
+        if not self.refused or now_s - self._noticed_s < NOTICE_S:
             return 0
-        self._refill(now_s)
-        if self._left < 1.0:
-            return 0
-        self._left -= 1.0
+        self._noticed_s = now_s
         refused, self.refused = self.refused, 0
         return refused
 

@@ -225,6 +225,12 @@ class Model:
         """Whether every version serves with all instances, and there is one."""
         return bool(self._versions) and all(each.is_ready for each in self._versions.values())
 
+    async def check_ready(self, max_age_s: float = 0.0) -> bool:
+        """Whether it is ready, and what it serves says so, at most `max_age_s` ago."""
+        versions = list(self._versions.values())
+        said = await asyncio.gather(*[each.check_ready(max_age_s) for each in versions])
+        return all(said) and self.is_ready
+
     def versions(self) -> list[ModelVersion]:
         """Return the versions that serve or have served, lowest first."""
         return [self._versions[number] for number in sorted(self._versions)]

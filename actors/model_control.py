@@ -345,7 +345,7 @@ class ModelControl:
                 raise NotFound(f"Request for unknown model: '{name}' is not found")
             return False
         try:
-            return not self.is_closing and model.version(version).is_ready
+            return await model.version(version).check_ready() and not self.is_closing
         except ActorserveError:
             return False
 

@@ -15,7 +15,7 @@ from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
 from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
 from actorserve.actors.server_metrics import VersionGauges, VersionView
-from actorserve.clock import monotonic_s
+from actorserve.clock import epoch_s, monotonic_s
 from actorserve.errors import ActorserveError, BootError, DecoupledModel, Unavailable
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.state.batching import BatchPolicy
@@ -63,6 +63,7 @@ class VersionStats(msgspec.Struct, frozen=True):
     reason: str
     scheduler: SchedulerStats
     instances: tuple[InstanceStats, ...]
+    statistics: ModelStatistics  # without `memory_usage`, which costs a look at each process
 
 
 class ModelVersion:
@@ -310,6 +311,16 @@ class ModelVersion:
             instance.is_running for instance in self._instances
         )
 
+    async def check_ready(self, max_age_s: float = 0.0) -> bool:
+        """Whether it is ready, and every instance's model says so, at most `max_age_s` ago."""
+        if not self.is_ready:
+            return False
+        asked = [each for each in self._instances if each.has_readiness_hook]
+        if not asked:
+            return True
+        said = await asyncio.gather(*[each.check_ready(max_age_s) for each in asked])
+        return all(said) and self.is_ready
+
     @property
     def instances(self) -> list[Instance]:
         """The instances."""
@@ -335,15 +346,14 @@ class ModelVersion:
             gauges.states[state] = gauges.states.get(state, 0) + 1
         return VersionView(self._plan.metric_labels, self.counts, gauges, self.load_duration_s)
 
-    def statistics(self, epoch_s: float) -> ModelStatistics:
-        """Return what the statistics API says of it; see VersionStatistics.statistics."""
+    def statistics(self) -> ModelStatistics:
+        """Return what the statistics API says of it, the memory of its stubs included."""
         nbytes = sum(instance.resident_bytes() for instance in self._instances)
-        return self.counts.statistics(
-            self.info.name,
-            self.info.version,
-            epoch_s=epoch_s,
-            memory=(MemoryUsage("CPU", 0, nbytes),),
-        )
+        return self._statistics((MemoryUsage("CPU", 0, nbytes),))
+
+    def _statistics(self, memory: tuple[MemoryUsage, ...] = ()) -> ModelStatistics:
+        name, version = self.info.name, self.info.version
+        return self.counts.statistics(name, version, epoch_s=epoch_s(), memory=memory)
 
     def stats(self) -> VersionStats:
         """Return where it stands."""
@@ -353,6 +363,7 @@ class ModelVersion:
             self.reason,
             self._scheduler.stats(),
             tuple(instance.stats() for instance in self._instances),
+            self._statistics(),
         )
 
 

@@ -39,7 +39,7 @@ _log = logging.getLogger("actorserve")
 
 
 class Override(msgspec.Struct, frozen=True):
-    """A configuration, and all files of the model's directory by relative path, if there are any."""
+    """A configuration, and perhaps all files of the model's directory, by relative path."""
 
     config: ModelConfig
     files: dict[str, Body]

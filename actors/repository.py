@@ -4,9 +4,10 @@
     <repository>/<model>/config.pbtxt
     <repository>/<model>/<version>/model.py
 
-Reads only, and blocks as long as the disk does; nothing is kept between calls, so that each load sees the disk as it is. Directories
-may be symbolic links (repositories are often assembled from them); a name never leads out of its
-repository, because names with separators or a leading dot are refused before they become a path.
+Reads only, and blocks as long as the disk does; nothing is kept between calls, so that each load
+sees the disk as it is. Directories may be symbolic links (repositories are often assembled from
+them); a name never leads out of its repository, because names with separators or a leading dot
+are refused before they become a path.
 """
 
 from __future__ import annotations

@@ -75,27 +75,27 @@ _LATENCIES: tuple[tuple[str, str, _Reader], ...] = (
     (
         "nv_inference_request_duration_us",
         "Time of requests that ended well, from arrival to end (microseconds)",
-        lambda view: view.counts.request_s * 1e6,
+        lambda view: int(view.counts.request_s * 1e6),
     ),
     (
         "nv_inference_queue_duration_us",
         "Time that these requests waited for a stub (microseconds)",
-        lambda view: view.counts.queue_s * 1e6,
+        lambda view: int(view.counts.queue_s * 1e6),
     ),
     (
         "nv_inference_compute_input_duration_us",
         "Time that stubs took to prepare their inputs (microseconds)",
-        lambda view: view.counts.input_ns / 1e3,
+        lambda view: view.counts.input_ns // 1000,
     ),
     (
         "nv_inference_compute_infer_duration_us",
         "Time that their batches spent in execute (microseconds)",
-        lambda view: view.counts.infer_ns / 1e3,
+        lambda view: view.counts.infer_ns // 1000,
     ),
     (
         "nv_inference_compute_output_duration_us",
         "Time that stubs took to make their outputs ready (microseconds)",
-        lambda view: view.counts.output_ns / 1e3,
+        lambda view: view.counts.output_ns // 1000,
     ),
 )
 

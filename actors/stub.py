@@ -13,6 +13,7 @@ called in one place per hook, and only there is BaseException caught.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -27,7 +28,9 @@ from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
 from actorserve.actors.forked import end_if_forked
 from actorserve.actors.questions import Questions
+from actorserve.actors.readiness_hook import ReadinessHook
 from actorserve.actors.replies import thread_errors
+from actorserve.actors.stub_log import StubLog
 from actorserve.actors.stub_loop import StubLoop
 from actorserve.actors.stub_metrics import CONTROL_THREAD, StubMetrics
 from actorserve.actors.stub_model_control import StubModelControl
@@ -38,13 +41,14 @@ from actorserve.runtime.stub_end import StubEnd
 from actorserve.state.lifecycle import Phase
 from actorserve.triton import importing
 from actorserve.triton.calling import set_caller
-from actorserve.triton.failure import format_exception, plain_text
+from actorserve.triton.failure import format_exception
 from actorserve.triton.logger import set_sink
 from actorserve.triton.metric import set_metric_store
 from actorserve.triton.model_config_builder import ModelConfig
 from actorserve.triton.model_control import set_controller
 from actorserve.wire.messages import (
     Answered,
+    AskReady,
     AutoComplete,
     AutoCompleted,
     BootFailed,
@@ -56,7 +60,6 @@ from actorserve.wire.messages import (
     Granted,
     Initialize,
     Initialized,
-    LogRecord,
     PhaseEntered,
     ToStub,
 )
@@ -111,6 +114,8 @@ class Stub:
         self._end = end
         self.questions = Questions(end)
         self._metrics = StubMetrics(end, self.questions)
+        self._log = StubLog(end)
+        self._readiness: ReadinessHook | None = None
         self._model: Any = None
         self._execution: Execution | None = None
         self._calls: Calls | None = None
@@ -123,7 +128,8 @@ class Stub:
         """Answer messages until Finalize, or until loading failed."""
         end = self._end
         importing.install()
-        set_sink(self._log)
+        set_sink(self._log.write)
+        atexit.register(self._log.drain)  # after the model's exit functions, which come later
         while True:
             message = end.receive()
             if isinstance(message, Execute):
@@ -162,6 +168,9 @@ class Stub:
                 self._execution.replies.granted(message.requests)
         elif isinstance(message, Answered):
             self.questions.take(message)
+        elif isinstance(message, AskReady):
+            if self._readiness is not None:
+                self._readiness.ask(message.number)
         elif self._calls is not None:
             if isinstance(message, CallResponded):
                 self._calls.take(message.responses)
@@ -169,6 +178,7 @@ class Stub:
                 self._calls.moved()
 
     def _reap(self) -> None:
+        self._log.tick()
         self._metrics.flush()
         if self._calls is not None:
             self._calls.reap()
@@ -205,9 +215,11 @@ class Stub:
             self.questions.after_main_wait = self._calls.after_main_wait
         set_caller(self._calls)
         end.page.enter_phase(_NUMBER[Phase.IDLE])
-        end.send(
-            Initialized(self._execution.is_async, callable(getattr(self._model, "is_ready", None)))
-        )
+        hook = getattr(self._model, "is_ready", None)
+        if callable(hook):
+            loop = self._calls.main_loop
+            self._readiness = ReadinessHook(end, hook, message.model_path, loop)
+        end.send(Initialized(self._execution.is_async, self._readiness is not None))
         return True
 
     def _construct(self, model_path: str) -> Any:
@@ -278,13 +290,8 @@ class Stub:
             self._loop.close()
         self._model = None
         self._metrics.flush()
+        self._log.drain()
         end.send(Finalized(error))
-
-    def _log(self, level: int, file: str, line: int, message: str) -> None:
-        try:
-            self._end.send(LogRecord(level, file, line, message))
-        except UnicodeEncodeError:
-            self._end.send(LogRecord(level, plain_text(file), line, plain_text(message)))
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +56,8 @@ from actorserve.triton.inference import (
 )
 
 WATCH_INTERVAL_S = 1.0
+READINESS_AGE_S = 1.0
+"""How old a model's word may be for the readiness of the server: several probers cost one check."""
 IDLE_ARENA_BYTES = 64 << 20
 IDLE_WATCHES = 10
 STUB_MODULE = "actorserve.actors.stub"
@@ -398,9 +399,19 @@ class Supervisor(Embedding):
         return self._version(name, version).config_json
 
     def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether every instance of the version is initialized now."""
+        """Whether every instance of the version is initialized now; see check_model_ready."""
         try:
             return not self._is_stopping and self._version(name, version).is_ready
+        except ActorserveError:
+            return False
+
+    async def check_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether the version is ready, and the `is_ready` of every instance says so now.
+
+        Probes that come at the same time share a check; one that takes more than 5 s says no.
+        """
+        try:
+            return await self._version(name, version).check_ready() and not self._is_stopping
         except ActorserveError:
             return False
 
@@ -414,10 +425,9 @@ class Supervisor(Embedding):
         Counts go on over restarts and reloads. Raises InvalidArgument for what does not serve.
         """
         self._pump()
-        epoch_s = time.time() - monotonic_s()
         models = [self._models[name]] if name in self._models else []
         found = [
-            each.statistics(epoch_s)
+            each.statistics()
             for model in (models if name else self._models.values())
             for each in model.versions()
             if each.state is VersionState.READY and version in ("", each.info.version)
@@ -454,13 +464,27 @@ class Supervisor(Embedding):
         return self._node_or_none is not None
 
     def is_ready(self) -> bool:
-        """Whether every model that should serve does so with all its instances."""
+        """Whether every model that should serve does so with all its instances.
+
+        The models' own `is_ready` are not asked; see check_ready.
+        """
         if self._is_stopping or self._node_or_none is None:
             return False
         if not self.settings.strict_readiness:
             return True
         models = self._models.values()
         return self._is_loaded and all(m.is_ready for m in models if m.should_serve)
+
+    async def check_ready(self) -> bool:
+        """Whether it `is_ready`, and the models' own `is_ready` say so, at most a second ago.
+
+        Without strict readiness no model is asked.
+        """
+        if not self.is_ready() or not self.settings.strict_readiness:
+            return self.is_ready()
+        models = [model for model in self._models.values() if model.should_serve]
+        said = await asyncio.gather(*[model.check_ready(READINESS_AGE_S) for model in models])
+        return all(said) and self.is_ready()
 
     def stats(self) -> SupervisorStats:
         """Return where the server stands, from real state."""

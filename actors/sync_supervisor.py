@@ -216,6 +216,14 @@ class SyncSupervisor:
         """Whether every instance of a version is initialized now."""
         return self._wait(_on_loop(lambda: self._server.is_model_ready(name, version)))
 
+    def check_ready(self) -> bool:
+        """Whether that is so and the models' own `is_ready` say so; see Supervisor.check_ready."""
+        return self._wait(self._server.check_ready())
+
+    def check_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version is ready, and its `is_ready` says so; see Supervisor."""
+        return self._wait(self._server.check_model_ready(name, version))
+
     @property
     def failures(self) -> dict[str, str]:
         """The models that should serve and do not, with the reason."""

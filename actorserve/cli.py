@@ -107,7 +107,9 @@ def _check(chosen: argparse.Namespace) -> int:
     from actorserve.frontend.colour import is_coloured
     from actorserve.frontend.findings import Progress, findings_text
 
-    settings = Settings(model_repository=tuple(chosen.repository))
+    settings = Settings(
+        model_repository=tuple(chosen.repository), backend_directory=chosen.backend_directory
+    )
     findings = check(settings)
     if chosen.dry_run:
         with Progress(len(findings), is_wanted=not chosen.verbose) as progress:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monotonic time. Wall clocks are for log lines only: no deadline may depend on them."""
+"""Monotonic time. Wall clocks are for people only: no deadline may depend on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import time
 
 monotonic_s = time.monotonic
 monotonic_ns = time.monotonic_ns
+
+
+def epoch_s() -> float:
+    """Return the wall clock's time of the monotonic clock's zero: what people are shown."""
+    return time.time() - monotonic_s()
 
 
 def remaining_s(deadline_s: float | None) -> float | None:

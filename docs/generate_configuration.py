@@ -37,6 +37,7 @@ EMBEDDED = (
     "load_model",
     "model_load_thread_count",
     "auto_complete_config",
+    "backend_directory",
     "exit_timeout_s",
     "strict_readiness",
     "backend_config",
@@ -59,7 +60,8 @@ MESSAGES: dict[str, type[msgspec.Struct]] = {
 FIELDS: dict[str, str] = {
     "name": "the folder's name; may be left out",
     "platform": "not needed: see `backend`",
-    "backend": '`"python"`, or nothing where a version has a `model.py`; others are refused',
+    "backend": '`"python"`, or nothing where a version has a `model.py`, or a backend of '
+    "`--backend-directory`; others are refused",
     "runtime": "`model.py` or nothing",
     "version_policy": "`latest { num_versions: n }` (n is 1 without it), `all {}` or "
     "`specific { versions: [ … ] }`",

@@ -163,6 +163,9 @@ def _add_check(commands: _Commands) -> None:
     )
     check.add_argument("repository", nargs="+", metavar="REPOSITORY", help="a model repository")
     check.add_argument(
+        "--backend-directory", metavar="DIR", default="", help="holds Python-based backends"
+    )
+    check.add_argument(
         "--dry-run", action="store_true", help="initialize every model and send its samples, too"
     )
     check.add_argument(

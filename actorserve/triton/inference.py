@@ -191,6 +191,12 @@ class Door(Protocol):
     def control(self) -> ModelControl:
         """Loading and unloading."""
 
+    async def check_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether it is, and the model itself says so; takes up to some seconds."""
+
+    async def check_ready(self) -> bool:
+        """Whether the server is ready, and the models themselves say so; as above."""
+
     def status(self) -> bytes:
         """Return where the server stands, for its operator, as JSON."""
 

@@ -37,6 +37,9 @@ Sink = Callable[[Level, str, int, str], None]
 MAX_MESSAGE_CHARS = 64 << 10
 """What is longer is cut: a line travels in one frame, and is for people."""
 
+NO_FILE = "<python>"
+"""Where a line comes from that no Python code wrote."""
+
 
 def format_line(level: Level, file: str, line: int, message: str) -> str:
     """Return a line in the server's format, at this moment (UTC), in this process.
@@ -53,8 +56,10 @@ def format_line(level: Level, file: str, line: int, message: str) -> str:
 def write_to_stderr(level: Level, file: str, line: int, message: str) -> None:
     """Write one line to stderr; a closed stderr loses it."""
     try:
-        print(format_line(level, file, line, message), file=sys.stderr, flush=True)
-    except (OSError, ValueError):
+        # In one piece, so that lines of several processes do not mix.
+        sys.stderr.write(format_line(level, file, line, message) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
         pass
 
 
@@ -73,7 +78,11 @@ def _log(level: Level, message: str) -> None:
     if len(message) > MAX_MESSAGE_CHARS:
         left_out = len(message) - MAX_MESSAGE_CHARS
         message = f"{message[:MAX_MESSAGE_CHARS]}… ({left_out} more characters)"
-    frame = sys._getframe(2)
+    try:
+        frame = sys._getframe(2)
+    except ValueError:  # called by the interpreter itself: an exit function, a callback from C
+        _sink(level, NO_FILE, 0, message)
+        return
     _sink(level, frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno, message)
 
 

@@ -86,9 +86,7 @@ def test_models_bring_data_alone(start_server, repository, backends):
         "model_version": "1",
         "model_repository": str(first),
         "model_instance_name": told["args"]["model_instance_name"],
-        "model_instance_kind": "KIND_CPU"
-        if told["args"]["model_instance_kind"].startswith("KIND")
-        else "CPU",
+        "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
     }
     assert told["siblings"] == ["near", "side", "part"]
@@ -237,4 +235,4 @@ def test_check_knows_backends(repository, backends, tmp_path):
     assert f"{backends}/broken/model.py: SyntaxError" in said
     for name in ("good", "usual"):
         (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"{name} ")]
-        assert "ok" in line.lower() or "would load" in line.lower()
+        assert line.split()[-1] == "yes"

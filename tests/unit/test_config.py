@@ -56,7 +56,7 @@ def test_defaults_are_shown_as_one_would_write_them():
     [
         ({"load_model": "add_sub", "model_control_mode": "explicit"}, "Expected `array`"),
         ({"load_model": ("add_sub",)}, "--load-model needs --model-control-mode=explicit"),
-        ({"model_control_mode": "explcit"}, "expected one of none, explicit, got 'explcit'"),
+        ({"model_control_mode": "explcit"}, "expected one of none, explicit, poll, got 'explcit'"),
         ({"model_load_thread_count": 0}, "expected a whole number from 1 to 256, got '0'"),
         ({"exit_timeout_s": float("nan")}, "expected seconds, 0 or more"),
         ({"exit_timeout_s": "30"}, "Expected `float`, got `str`"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from typing import Any
 
 import pytest
 
 from actorserve.errors import InternalError, InvalidArgument, Unavailable
+from actorserve.triton.inference import InferTensor
 
 WAIT_S = 20.0
 INPUT = {"INPUT0": [1.5]}
+HALF = InferTensor("OUTPUT0", "FP16", (1,), memoryview(b"ab"))
 
 
 def generate(
@@ -162,7 +165,7 @@ def test_an_output_that_json_cannot_carry_is_an_error_of_its_own(start: Any) -> 
             def answer(before: int = before, stream: Any = stream) -> None:
                 for _ in range(before):
                     stream.answer(1)
-                stream.answer(1, outputs=[_half()])
+                stream.answer(1, outputs=[HALF])
                 stream.answer(final=True)
 
             server.call(answer)
@@ -173,12 +176,6 @@ def test_an_output_that_json_cannot_carry_is_an_error_of_its_own(start: Any) -> 
                 reply = client.read()
                 assert reply.status == 400
                 assert "sending FP16 data via JSON is not supported" in reply.error
-
-
-def _half() -> Any:
-    from actorserve.triton.inference import InferTensor
-
-    return InferTensor("OUTPUT0", "FP16", (1,), memoryview(b"ab"))
 
 
 def test_a_model_that_is_not_decoupled_streams_its_one_response(client: Any) -> None:
@@ -495,8 +492,6 @@ def test_requests_behind_a_stream_wait_for_its_end(server: Any, client: Any, ste
         for at in range(0, len(behind), step):
             client.sock.sendall(behind[at : at + step])
 
-    import threading
-
     sender = threading.Thread(target=send)
     sender.start()
     server.call(lambda: first.answer(1, final=True))
@@ -524,7 +519,7 @@ def test_reading_behind_a_stream_is_bounded(server: Any, client: Any) -> None:
     sent = 0
     with pytest.raises(TimeoutError):
         for _ in range(1000):
-            client.sock.sendall(generate("held") * 1000)
+            client.sock.sendall(generate("ident", action="generate") * 1000)
             sent += 1
     assert sent < 200  # what the kernel's buffers hold
     server.call(lambda: stream.answer(final=True))
