@@ -212,7 +212,7 @@ class InFlight:
 
     def _count(self, factories: list[ResponseFactory], executed: Executed) -> None:
         """Say how long a batch took: before its answers, which end its requests."""
-        timing = Timing(executed.input_ns, executed.execute_ns, executed.output_ns)
+        timing: Timing = (executed.input_ns, executed.execute_ns, executed.output_ns)
         rows = 0
         for factory in factories:
             rows += factory.rows

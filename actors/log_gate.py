@@ -20,9 +20,9 @@ class LogGate:
 
     def __init__(self, burst: int = BURST_LINES, per_s: float = LINES_PER_S) -> None:
         self._burst = float(burst)
-        self._left = float(burst)
+        self._left = 0.0
         self._per_s = per_s
-        self._then_s = 0.0
+        self._then_s = float("-inf")  # so that the first line finds the whole burst
         self._noticed_s = float("-inf")
         self.refused = 0
         """How many lines were refused and have not been told of yet."""

@@ -120,10 +120,11 @@ class ModelVersion:
     async def _start(self, instances: list[Instance]) -> None:
         """Start instances and wait until all are ready. Raises BootError with the reason."""
         self._starting = instances
-        self._settled = self._node.loop.create_future()
         try:
             for instance in instances:
                 instance.start()
+            # Only now: an instance that is not started yet looks like one that was stopped.
+            self._settled = self._node.loop.create_future()
             self._on_change()
             await self._settled
         finally:

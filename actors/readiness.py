@@ -25,7 +25,7 @@ from actorserve.wire.messages import AskReady, Handle, SaidReady
 
 SAME_REASON_S = 60.0
 ANY_REASON_S = 5.0
-"""A reason is logged again after SAME_REASON_S, another one after ANY_REASON_S."""
+"""A reason that holds on is logged again after SAME_REASON_S, a new one after ANY_REASON_S."""
 
 _log = logging.getLogger("actorserve")
 
@@ -80,6 +80,7 @@ class Readiness:
         self._timer: asyncio.TimerHandle | None = None
         self._known = False
         self._known_s = float("-inf")
+        self._is_told = False  # the last word in the log is that it is not ready
         self._reason = ""
         self._reason_s = float("-inf")
 
@@ -152,9 +153,9 @@ class Readiness:
             self._answer.set_result(verdict)
 
     def _accept(self) -> None:
-        if self._reason:
+        if self._is_told:
             _log.info("Model '%s' is ready again", self._name)
-            self._reason = ""
+            self._is_told = False
         self._settle(True)
 
     def _refuse(self, problem: str) -> None:
@@ -162,8 +163,8 @@ class Readiness:
         self._refusals += 1
         reason = f": {problem}" if problem else " (user-defined check failed)."
         now_s = monotonic_s()
-        pause_s = SAME_REASON_S if reason == self._reason else ANY_REASON_S
-        if not self._reason or now_s - self._reason_s >= pause_s:
-            self._reason, self._reason_s = reason, now_s
+        is_known = self._is_told and reason == self._reason
+        if now_s - self._reason_s >= (SAME_REASON_S if is_known else ANY_REASON_S):
+            self._is_told, self._reason, self._reason_s = True, reason, now_s
             _log.warning("Model '%s' is not ready%s", self._name, reason)
         self._settle(False)

@@ -6,7 +6,8 @@
     I1130 14:49:24.123456 4711 add_sub_0_0 stdout] "a line that the model printed"
 
 A library logs to the logger "actorserve" and installs nothing; only the command line calls
-`installed`. Texts are escaped, so that no client and no model can forge a line.
+`installed`. Texts are escaped, so that no client and no model can forge a line. Levels and format
+may be changed while it runs (`ServerLog.change`), and the next line obeys.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TextIO
+
+import msgspec
 
 from actorserve.actors.log_writer import LogWriter
 from actorserve.config import Settings
@@ -75,29 +78,42 @@ def _source(record: logging.LogRecord) -> str:
     return f"{record.filename}:{record.lineno}"
 
 
-class _LevelFilter(logging.Filter):
-    """Let through the levels that the settings switch on."""
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a log can be seen, and but for its file be changed; the names are the protocol's."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self._on = {
-            logging.DEBUG: settings.log_verbose > 0,
-            logging.INFO: settings.log_info,
-            logging.WARNING: settings.log_warning,
-            logging.ERROR: settings.log_error,
-        }
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
-        return self._on.get(record.levelno, True)
+    def is_on(self, level: int) -> bool:
+        """Whether lines of one of logging's levels are written."""
+        return {
+            logging.DEBUG: self.log_verbose_level > 0,
+            logging.INFO: self.log_info,
+            logging.WARNING: self.log_warning,
+            logging.ERROR: self.log_error,
+        }.get(level, True)
 
 
 class _LineHandler(logging.Handler):
     """Hand formatted records to a writer."""
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: LogWriter, settings: LogSettings) -> None:
         super().__init__()
         self._writer = writer
+        self.obey(settings)
+
+    def obey(self, settings: LogSettings) -> None:
+        """Write by these settings from now on."""
+        self._levels = {level: settings.is_on(level) for level in _LETTERS}
+        self.setFormatter(LineFormatter(settings.log_format))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        return self._levels.get(record.levelno, True)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record's line."""
@@ -109,9 +125,37 @@ class _LineHandler(logging.Handler):
         self._writer.write(line)
 
 
+class ServerLog:
+    """The log of a server that runs; `console` writes to stderr, for people."""
+
+    def __init__(self, settings: LogSettings, writer: LogWriter, console: LogWriter) -> None:
+        self.settings = settings
+        self.console = console
+        self._handler = _LineHandler(writer, settings)
+        self._logger = logging.getLogger("actorserve")
+        self._obey()
+        self._logger.addHandler(self._handler)
+        self._logger.propagate = False
+
+    def change(self, settings: LogSettings) -> None:
+        """Log by other settings from the next line on; the file stays."""
+        self.settings = msgspec.structs.replace(settings, log_file=self.settings.log_file)
+        self._handler.obey(self.settings)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Spare the making of lines that nobody would see."""
+        levels = [level for level in sorted(_LETTERS) if self.settings.is_on(level)]
+        self._logger.setLevel(levels[0] if levels else logging.CRITICAL)
+
+    def close(self) -> None:
+        """Take the handler away."""
+        self._logger.removeHandler(self._handler)
+
+
 @contextlib.contextmanager
-def installed(settings: Settings) -> Iterator[LogWriter]:
-    """Send the log to stderr or to the settings' file; yields a writer to stderr, for people.
+def installed(settings: Settings) -> Iterator[ServerLog]:
+    """Send the log to stderr or to the settings' file.
 
     Raises ConfigError for a bad file.
     """
@@ -124,15 +168,20 @@ def installed(settings: Settings) -> Iterator[LogWriter]:
             stack.callback(_close, file)
             writer = LogWriter(file)
             stack.callback(writer.close)
-        handler = _LineHandler(writer)
-        handler.setFormatter(LineFormatter(settings.log_format))
-        handler.addFilter(_LevelFilter(settings))
-        logger = logging.getLogger("actorserve")
-        logger.setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
-        logger.addHandler(handler)
-        stack.callback(logger.removeHandler, handler)
-        logger.propagate = False
-        yield console
+        log = ServerLog(_log_settings(settings), writer, console)
+        stack.callback(log.close)
+        yield log
+
+
+def _log_settings(settings: Settings) -> LogSettings:
+    return LogSettings(
+        log_file=settings.log_file,
+        log_info=settings.log_info,
+        log_warning=settings.log_warning,
+        log_error=settings.log_error,
+        log_verbose_level=settings.log_verbose,
+        log_format=settings.log_format,
+    )
 
 
 def _open(name: str) -> TextIO:

@@ -215,6 +215,7 @@ class Stub:
             self.questions.after_main_wait = self._calls.after_main_wait
         set_caller(self._calls)
         end.page.enter_phase(_NUMBER[Phase.IDLE])
+        self._metrics.flush()
         hook = getattr(self._model, "is_ready", None)
         if callable(hook):
             loop = self._calls.main_loop

@@ -25,6 +25,8 @@ from actorserve.actors.supervisor import Supervisor, SupervisorStats
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
 from actorserve.forking import sever_after_fork
+from actorserve.state.metrics import Family
+from actorserve.state.statistics import ModelStatistics
 from actorserve.triton.inference import IndexEntry, Parameter
 
 T = TypeVar("T")
@@ -228,6 +230,14 @@ class SyncSupervisor:
     def failures(self) -> dict[str, str]:
         """The models that should serve and do not, with the reason."""
         return self._wait(_on_loop(lambda: self._server.failures))
+
+    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return what was counted of all versions that serve, or of those that are named."""
+        return self._wait(_on_loop(lambda: self._server.model_statistics(name, version)))
+
+    def metrics(self) -> list[Family]:
+        """Return all metrics; `frontend.metrics_text.exposition` writes them down."""
+        return self._wait(_on_loop(self._server.metrics))
 
     def stats(self) -> SupervisorStats:
         """Return where the server stands."""

@@ -44,7 +44,7 @@ def actorserve(repository: Path, *flags: str) -> Iterator[Server]:
     """Serve a repository by `actorserve start`."""
     ready = Path(tempfile.mkdtemp(prefix="ready-")) / "ready.json"
     command = [sys.executable, "-m", "actorserve", "start", str(repository)]
-    command += ["--http-port", "0", "--ready-file", str(ready), *flags]
+    command += ["--http-port", "0", "--metrics-port", "0", "--ready-file", str(ready), *flags]
     start_s = time.monotonic()
     with _running(command) as process:
         while not ready.exists():

@@ -43,6 +43,9 @@ EMBEDDED = (
     "backend_config",
     "restart_backoff_s",
     "crash_dir",
+    "metrics_config",
+    "metrics_interval_ms",
+    "allow_cpu_metrics",
 )
 """The settings that mean something without a front end, and are no business of the host's log."""
 
@@ -153,7 +156,11 @@ PROBES: dict[str, str] = {
 }
 """Configurations that use a field which may be refused or ignored; `FIELDS` has the others."""
 
-HONOURED = {"model_warmup": "requests that each instance answers before it is ready"}
+HONOURED = {
+    "metric_tags": "further labels of the server's metrics about the model",
+    "model_metrics": "the buckets of `nv_inference_first_response_histogram_ms`, and of no other",
+    "model_warmup": "requests that each instance answers before it is ready",
+}
 """What probed fields mean once they are honoured."""
 
 

@@ -9,6 +9,7 @@
     GET /v2/models/M[/versions/V]/stats       what was counted of it; without M, of all models
     GET /metrics                              metrics for Prometheus
     POST /v2/repository/…                     index, load, unload (http_repository.py)
+    GET, POST /v2/logging                     what is logged, and how (http_logging.py)
     GET /v2/actorserve/status                 where models and stubs stand (see `may_administer`)
 
 Inferences never come here, except with another method than POST. The port for metrics has a front
@@ -28,6 +29,7 @@ from actorserve import __version__
 from actorserve.errors import ActorserveError, InvalidArgument, PermissionDenied
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_front import HttpFront
+from actorserve.frontend.http_logging import LOGGING_PATH, change_log, show_log
 from actorserve.frontend.http_repository import (
     RepositoryPath,
     match_repository_path,
@@ -45,6 +47,7 @@ HeaderList = list[tuple[bytes, bytes]]
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "logging",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
@@ -78,6 +81,10 @@ class Reply(msgspec.Struct):
         ]
 
 
+Answer = Reply | Awaitable[Reply]
+"""What serves a path returns its reply at once, or later."""
+
+
 class HttpApp:
     """The application; `door` is asked anew for every request, so that nothing it says is old."""
 
@@ -86,11 +93,12 @@ class HttpApp:
         self._door: Door = front.door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Bodies are read of those to the repository, of no others."""
+        """Serve one request. Bodies are read of those that order something, of no others."""
         if scope["type"] != "http":
             return
         try:
-            reply = await self._control(scope, receive) or self._route(scope)
+            answer = await self._control(scope, receive) or self._route(scope)
+            reply = answer if isinstance(answer, Reply) else await answer
         except ActorserveError as error:
             reply = _error(error)
         except Exception:
@@ -103,9 +111,11 @@ class HttpApp:
         await send({"type": "http.response.body", "body": reply.body})
 
     async def _control(self, scope: Scope, receive: Receive) -> Reply | None:
-        """Serve a request to the repository; None for any other."""
+        """Serve a request to the repository or the log; None for any other."""
         if self._front.settings.only_metrics:
             return None
+        if _path(scope) == LOGGING_PATH:
+            return await self._logging(scope, receive)
         path: RepositoryPath | None = match_repository_path(_path(scope))
         if path is None:
             return None
@@ -115,7 +125,18 @@ class HttpApp:
         body = await serve(self._door.control, path, await _body(scope, receive))
         return Reply(200, body, _JSON)
 
-    def _route(self, scope: Scope) -> Reply:
+    async def _logging(self, scope: Scope, receive: Receive) -> Reply | None:
+        log = self._front.settings.log
+        if log is None:
+            return None
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            return _not_allowed(("GET", "HEAD", "POST"))
+        _check_administers(scope, self._front)
+        if scope["method"] == "POST":
+            change_log(log, await _body(scope, receive))
+        return Reply(200, show_log(log), _JSON)
+
+    def _route(self, scope: Scope) -> Answer:
         path = _path(scope)
         plain = self._plain(path)
         model: ModelPath | None = None
@@ -134,7 +155,7 @@ class HttpApp:
         assert model is not None
         return _MODEL[model.action](self._door, model)
 
-    def _plain(self, path: bytes) -> Callable[[HttpFront], Reply] | None:
+    def _plain(self, path: bytes) -> Callable[[HttpFront], Answer] | None:
         """Return what serves a path that names no model."""
         settings = self._front.settings
         if path == METRICS_PATH and settings.has_metrics:
@@ -153,7 +174,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     """Read a body, which the protocol has bounded. Raises InvalidArgument."""
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() != b"identity":
-            raise InvalidArgument("requests to the repository must not be compressed")
+            raise InvalidArgument("requests that order something must not be compressed")
     parts = []
     while True:
         message = await receive()
@@ -182,10 +203,6 @@ def _live(front: HttpFront) -> Reply:
     return Reply(200 if front.door.is_live() else 503)
 
 
-def _ready(front: HttpFront) -> Reply:
-    return Reply(200 if front.door.is_ready() else 503)
-
-
 def _metrics(front: HttpFront) -> Reply:
     text = exposition(front.door.metrics())
     return Reply(200, text.encode(errors="replace"), CONTENT_TYPE.encode())
@@ -195,7 +212,11 @@ def _all_statistics(front: HttpFront) -> Reply:
     return Reply(200, front.door.statistics(), _JSON)
 
 
-_PLAIN: dict[bytes, Callable[[HttpFront], Reply]] = {
+async def _ready(front: HttpFront) -> Reply:
+    return Reply(200 if await front.door.check_ready() else 503)
+
+
+_PLAIN: dict[bytes, Callable[[HttpFront], Answer]] = {
     b"/v2": _metadata,
     b"/v2/": _metadata,
     b"/v2/health/live": _live,
@@ -230,8 +251,8 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
 
 
-def _model_ready(door: Door, path: ModelPath) -> Reply:
-    if door.is_model_ready(path.model, path.version):
+async def _model_ready(door: Door, path: ModelPath) -> Reply:
+    if await door.check_model_ready(path.model, path.version):
         return Reply(200)
     return Reply(400, encode_error("Model version not ready"), _JSON)
 
@@ -249,7 +270,7 @@ def _infer(door: Door, path: ModelPath) -> Reply:
     return Reply(404, encode_error("Not Found"), _JSON)
 
 
-_MODEL: dict[str, Callable[[Door, ModelPath], Reply]] = {
+_MODEL: dict[str, Callable[[Door, ModelPath], Answer]] = {
     "": _model_metadata,
     "ready": _model_ready,
     "config": _model_config,

@@ -7,7 +7,7 @@ Its first half, the intake of a document that is mapped by the model's descripti
 
 from __future__ import annotations
 
-from actorserve.errors import ActorserveError, InvalidArgument, Unavailable
+from actorserve.errors import ActorserveError, InvalidArgument
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_infer import ENCODE_OFF_LOOP_BYTES
 from actorserve.frontend.http_intake import Intake
@@ -16,7 +16,7 @@ from actorserve.frontend.v2_generate import GenerateEncoder, parse_generate
 from actorserve.frontend.v2_request import Draft, OutputChoice
 from actorserve.frontend.v2_response import EncodedBody, body_bytes
 from actorserve.frontend.v2_values import View
-from actorserve.triton.inference import InferResponse, InFlight, ModelInfo
+from actorserve.triton.inference import InferResponse, InFlight
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
@@ -31,6 +31,7 @@ class GenerateIntake(Intake):
     nothing that comes is looked at.
     """
 
+    _needs_info = True
     _in_flight: InFlight | None = None
     _is_submitted = False
     _is_final = False
@@ -65,13 +66,9 @@ class GenerateIntake(Intake):
 
     # --- the request ---
 
-    def _check_info(self, info: ModelInfo) -> None:
-        """Take every model."""
-
     def _read(self, held: bytes | bytearray) -> tuple[Draft, View]:
         """Return the draft. Pure: may run in a codec thread."""
-        if self._info is None:
-            raise Unavailable("the model is being loaded", 1.0)
+        assert self._info is not None  # else `_look_up` has raised
         head, route = self._head, self._route
         body: View = inflate(held, head.encoding, self._limit) if head.encoding else held
         request = parse_generate(body, self._info, route.version, self._limit)

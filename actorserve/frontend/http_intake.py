@@ -46,11 +46,13 @@ class Intake(Exchange):
     """The receiving half of an inference. Until it is its turn it only holds what arrives.
 
     `received` counts the bytes as they came; `wants_direct` is true while the rest of the body
-    may go past the parser, straight into `scatter`.
+    may go past the parser, straight into `scatter`. `_needs_info` says that no request can be
+    read without the model's description.
     """
 
     received = 0
     wants_direct = False
+    _needs_info = False
     scatter: Scatter | None = None
     _state = COLLECT
     _is_started = False
@@ -202,7 +204,7 @@ class Intake(Exchange):
                 self._route.model, self._route.version
             )
         except Unavailable:
-            if self._head.json_bytes == 0:
+            if self._needs_info or self._head.json_bytes == 0:
                 raise
             return  # perhaps the request can be queued: the door decides
         self._check_info(self._info)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from actorserve.actors.server_log import ServerLog
+
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the HTTP front end, and the server's name. Sizes are in bytes, times in seconds.
@@ -16,7 +18,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     `write_timeout_s` is how long a peer may take nothing of its reply. Timeouts are looked at in
     sweeps and strike up to a quarter of the shortest one later. `admin_token` lets peers beyond
     loopback administer the server; empty means that none may. `has_metrics` serves /metrics, and
-    `only_metrics` nothing else.
+    `only_metrics` nothing else. `log` is what /v2/logging shows and changes; without one it shows
+    nothing.
     """
 
     max_head_bytes: int = 64 * 1024
@@ -34,6 +37,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     server_name: str = "actorserve"
     has_metrics: bool = True
     only_metrics: bool = False
+    log: ServerLog | None = None
 
     @property
     def sweep_interval_s(self) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 from actorserve import __version__
 from actorserve.actors import server_log
-from actorserve.actors.log_writer import LogWriter
+from actorserve.actors.server_log import ServerLog
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import ConfigError
@@ -46,7 +46,7 @@ _log = logging.getLogger("actorserve")
 def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError for what cannot be."""
     _fill_standard_descriptors()
-    with server_log.installed(settings) as console:
+    with server_log.installed(settings) as log:
         for flag in ignored_flags:
             _log.warning("%s has no meaning here and is ignored", flag)
         _remove_old_ready_file(settings.ready_file)
@@ -59,7 +59,7 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
                 host = settings.metrics_address or settings.host
                 flag = "--metrics-port"
                 metrics = sockets.enter_context(_listen(host, settings.metrics_port, flag))
-            return _run_loop(_Serving(settings, listener, metrics, console).run())
+            return _run_loop(_Serving(settings, listener, metrics, log).run())
 
 
 def _fill_standard_descriptors() -> None:
@@ -138,10 +138,11 @@ class _Serving:
         settings: Settings,
         listener: socket.socket,
         metrics: socket.socket | None,
-        console: LogWriter,
+        log: ServerLog,
     ) -> None:
         self._settings = settings
-        self._console = console
+        self._server_log = log
+        self._console = log.console
         self._listener = listener
         self._metrics = metrics
         self._server = Supervisor(settings.model_repository, settings)
@@ -184,6 +185,7 @@ class _Serving:
             server_name=self._settings.id,
             admin_token=self._token,
             has_metrics=self._settings.allow_metrics,
+            log=self._server_log,
         )
 
     def _on_signal(self, number: signal.Signals) -> None:

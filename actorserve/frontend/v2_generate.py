@@ -254,11 +254,9 @@ class GenerateEncoder:
         datatype = BY_WIRE_NAME.get(tensor.datatype)
         if datatype is None:
             raise InternalError(f"output '{tensor.name}' has no datatype: {tensor.datatype!r}")
-        text = bytes(json_of_body(tensor.name, datatype, body_bytes(tensor), self._strict_json))
-        count = 1
-        for extent in tensor.shape:
-            count *= extent
-        return text[1:-1] if count == 1 else text
+        return bytes(
+            json_of_body(tensor.name, datatype, body_bytes(tensor), self._strict_json, unwrap=True)
+        )
 
 
 def _own_members(response: InferResponse) -> dict[str, bytes]:

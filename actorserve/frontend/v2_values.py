@@ -182,8 +182,12 @@ def _out_of_range(name: str, datatype: DataType, values: list[Any]) -> InvalidAr
 # --- bytes to JSON -------------------------------------------------------------------------------
 
 
-def json_of_body(name: str, datatype: DataType, body: View, strict: bool) -> msgspec.Raw:
+def json_of_body(
+    name: str, datatype: DataType, body: View, strict: bool, unwrap: bool = False
+) -> msgspec.Raw:
     """Return the flat JSON array of output `name`. FP32 values are printed as the doubles they are.
+
+    With `unwrap`, a single element stands alone.
 
     Not a number and infinities become the bare words NaN and Infinity, which clients of the v2
     protocol read though JSON does not have them; with `strict` they are an error. Raises
@@ -191,7 +195,8 @@ def json_of_body(name: str, datatype: DataType, body: View, strict: bool) -> msg
     no whole number of elements.
     """
     if datatype is DataType.BYTES:
-        return msgspec.Raw(_encode(_strings(name, body)))
+        strings = _strings(name, body)
+        return msgspec.Raw(_encode(strings[0] if unwrap and len(strings) == 1 else strings))
     if datatype not in _CODES:
         raise InvalidArgument(
             f"sending {datatype.wire_name} data via JSON is not supported. "
@@ -200,12 +205,14 @@ def json_of_body(name: str, datatype: DataType, body: View, strict: bool) -> msg
     if not len(body):
         return msgspec.Raw(b"[]")
     try:
-        values = np.frombuffer(body, datatype.body_dtype).tolist()
+        values: Any = np.frombuffer(body, datatype.body_dtype).tolist()
     except ValueError:
         raise InternalError(
             f"output '{name}' has {len(body)} bytes, which is no whole number of "
             f"{datatype.wire_name} elements"
         ) from None
+    if unwrap and len(values) == 1:
+        values = values[0]
     text = _encode(values)
     if b"null" in text:  # how the encoder writes what JSON cannot express
         if strict:

@@ -277,16 +277,17 @@ async def _end(child: Child, ended: asyncio.Future[str | None]) -> str | None:
 
 
 def _reason(child: Child, end: Exit) -> str | None:
-    """Return why a child that ended has failed, in its own words if it left any, or None."""
+    """Return why a child that ended has failed, in its own words if it left any; None: it has not.
+
+    What it said counts and not its exit status, which may be unknown.
+    """
     try:
-        while child.boot.recv_nowait() is not None:
-            pass
+        if child.boot.recv_nowait() is not None:
+            return None
     except BootError as error:
         return error.message
     except ActorserveError:
-        pass  # nothing more was said
-    if end.code == 0:
-        return None
+        pass  # it said nothing
     return f"the process that unpacked it {_was(end)}"
 
 

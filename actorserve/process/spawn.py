@@ -93,8 +93,7 @@ class Spawner:
     async def start(self) -> None:
         """Start the zygote and return when it is up; the loop is never blocked.
 
-        First it removes what killed processes left in /dev/shm: see shm/janitor.py, and their
-        unpacked archives.
+        First it removes what killed processes left: see shm/janitor.py, environment_store.py.
 
         Raises Unavailable or ResourceExhausted when none comes up in two tries, and stops then.
         """
@@ -273,10 +272,9 @@ class Spawner:
     async def stop(self) -> None:
         """Kill all children and the zygote, reap it, close everything; `on_exit` is called.
 
-        Idempotent, and harmless before `start()`. Takes milliseconds, and 7 s at the very most;
-        beyond that the time to remove unpacked archives.
-        Without its loop (closed, or in a fork of the owner) it does what can be done at once,
-        and calls nobody.
+        Idempotent, and harmless before `start()`. Takes milliseconds, 7 s at the very most, and
+        what it takes to remove unpacked archives. Without its loop (closed, or in a fork of the
+        owner) it does what can be done at once, and calls nobody.
         """
         if self._owner != os.getpid():
             return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child that unpacks one archive of a Python environment and ends.
 
-    Unpack (the open archive) ─► its working directory ─► checks ─► conda-unpack ─► exit code 0
+    Unpack (the open archive) ─► its working directory ─► checks ─► conda-unpack ─► Unpack
                                        └────────┴─► BootFailed
 
 A process of its own, so that the supervisor's loop never competes with it for the interpreter's
@@ -15,7 +15,6 @@ import errno
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from actorserve.errors import ActorserveError, BootError
@@ -35,6 +34,7 @@ def main(boot: BootSocket) -> None:
         raise SystemExit(f"expected Unpack with the archive, got {type(message).__name__}")
     try:
         unpack_environment(fds[0], Path.cwd())
+        boot.send(Unpack())
     except ActorserveError as error:
         boot.send(BootFailed(error.message))
         raise SystemExit(1) from None
@@ -52,7 +52,7 @@ def unpack_environment(archive_fd: int, folder: Path) -> None:
     except OSError as error:
         reason = f"it cannot be unpacked in '{folder.parent}': {error.strerror}"
         if error.errno in _FULL:
-            reason += f"; make room in '{tempfile.gettempdir()}', or name another folder in TMPDIR"
+            reason += "; make room there, or name another place in TMPDIR"
         raise BootError(reason) from None
     _fit(folder)
 

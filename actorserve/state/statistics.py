@@ -5,8 +5,9 @@
     InFlight ── executed ──────────┼─► VersionStatistics ─► statistics() (v2 API), metrics
     factories ─ responded ─────────┘
 
-Every step on a request's way is a few additions to plain numbers: no look-up by a label, no object
-made. Counts only grow, over restarts and reloads; whoever owns the object keeps it for that.
+A request's way has to stay cheap: a few additions to plain numbers, 0.3 µs for a request and as
+much for a batch; to note things there and to add them up later takes no less. Counts only grow,
+over restarts and reloads; whoever owns the object keeps it for that.
 Times are in seconds where they come from two looks at the clock here, else in ns.
 """
 
@@ -35,12 +36,8 @@ class Reason(enum.IntEnum):
     OTHER = 3
 
 
-class Timing(msgspec.Struct, frozen=True, gc=False):
-    """Where the time of one batch went, in its stub (ns)."""
-
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
+Timing = tuple[int, int, int]
+"""Where the time of one batch went, in its stub: input, infer and output (ns)."""
 
 
 # --- what clients get ----------------------------------------------------------------------------
@@ -111,15 +108,6 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 # --- what is counted -----------------------------------------------------------------------------
 
 
-class _Batches:
-    """The executions of one size."""
-
-    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
-
-    def __init__(self) -> None:
-        self.count = self.input_ns = self.infer_ns = self.output_ns = 0
-
-
 class _Responses:
     """The responses of one index."""
 
@@ -164,18 +152,12 @@ class Summaries:
 
     def observe(self, request_s: float, queue_s: float, timing: Timing, now_s: float) -> None:
         """Count a request that succeeded."""
-        values = (
-            int(request_s * 1e6),
-            int(queue_s * 1e6),
-            timing.input_ns // 1000,
-            timing.infer_ns // 1000,
-            timing.output_ns // 1000,
-        )
+        values = (int(request_s * 1e6), int(queue_s * 1e6), *[each // 1000 for each in timing])
         for summary, value in zip(self._all, values):
             summary.observe(value, now_s)
 
 
-_UNKNOWN = Timing()
+_UNKNOWN: Timing = (0, 0, 0)
 
 
 class VersionStatistics:
@@ -213,7 +195,7 @@ class VersionStatistics:
         self.is_streamed = False
         self.first_response: Histogram | None = None
         self.summaries: Summaries | None = None
-        self._batches: dict[int, _Batches] = {}
+        self._batches: dict[int, list[int]] = {}  # size to count, input, infer and output (ns)
         self._responses: list[_Responses] = []
 
     # --- on a request's way ----------------------------------------------------------------------
@@ -227,25 +209,24 @@ class VersionStatistics:
         now_s: float,
     ) -> None:
         """Count a request that ended well, and the compute time of its batch if it is known."""
+        request_s, queue_s = now_s - arrival_s, dispatched_s - arrival_s
         self.successes += 1
         self.inferences += rows
-        self.request_s += now_s - arrival_s
-        self.queue_s += dispatched_s - arrival_s
+        self.request_s += request_s
+        self.queue_s += queue_s
         self.last_inference_s = now_s
         if timing is not None:
-            self.input_ns += timing.input_ns
-            self.infer_ns += timing.infer_ns
-            self.output_ns += timing.output_ns
+            self.input_ns += timing[0]
+            self.infer_ns += timing[1]
+            self.output_ns += timing[2]
         if self.summaries is not None:
-            self.summaries.observe(
-                now_s - arrival_s, dispatched_s - arrival_s, timing or _UNKNOWN, now_s
-            )
+            self.summaries.observe(request_s, queue_s, timing or _UNKNOWN, now_s)
 
     def add_compute(self, timing: Timing) -> None:
         """Add the time of a batch for a request that had succeeded before its batch ended."""
-        self.input_ns += timing.input_ns
-        self.infer_ns += timing.infer_ns
-        self.output_ns += timing.output_ns
+        self.input_ns += timing[0]
+        self.infer_ns += timing[1]
+        self.output_ns += timing[2]
 
     def failed(self, reason: int, duration_s: float) -> None:
         """Count a request that ended in an error."""
@@ -255,13 +236,13 @@ class VersionStatistics:
     def executed(self, size: int, timing: Timing) -> None:
         """Count a call of `execute`, with the rows that it had."""
         self.executions += 1
-        batches = self._batches.get(size)
-        if batches is None:
-            batches = self._batches[size] = _Batches()
-        batches.count += 1
-        batches.input_ns += timing.input_ns
-        batches.infer_ns += timing.infer_ns
-        batches.output_ns += timing.output_ns
+        sums = self._batches.get(size)
+        if sums is None:
+            sums = self._batches[size] = [0, 0, 0, 0]
+        sums[0] += 1
+        sums[1] += timing[0]
+        sums[2] += timing[1]
+        sums[3] += timing[2]
 
     def responded(self, index: int, duration_s: float, output_s: float = 0.0) -> None:
         """Count a response with outputs; `duration_s` since the one before, or the dispatch."""
@@ -331,13 +312,8 @@ class VersionStatistics:
             ),
             {str(i): each.statistics() for i, each in enumerate(self._responses)},
             tuple(
-                BatchStatistics(
-                    size,
-                    Duration(each.count, each.input_ns),
-                    Duration(each.count, each.infer_ns),
-                    Duration(each.count, each.output_ns),
-                )
-                for size, each in sorted(self._batches.items())
+                BatchStatistics(size, *[Duration(times, ns) for ns in sums])
+                for size, (times, *sums) in sorted(self._batches.items())
             ),
             memory,
         )

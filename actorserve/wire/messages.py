@@ -169,7 +169,10 @@ class MapSegment(Message, frozen=True, tag=3):
 
 
 class Unpack(Message, frozen=True, tag=4):
-    """Unpack the archive whose descriptor comes along; only for process/unpacker.py."""
+    """Unpack the archive whose descriptor comes along; only for process/unpacker.py.
+
+    It sends the same back when that is done.
+    """
 
 
 # --- supervisor to stub --------------------------------------------------------------------------

@@ -151,9 +151,8 @@ def test_errors_are_raised_with_their_text(client, model, version, text, status)
 
 def test_what_is_not_there_yet_is_an_error(client):
     """The client raises instead of hanging or misreading an answer."""
-    for call in (client.get_inference_statistics, client.get_model_repository_index):
-        with pytest.raises(InferenceServerException):
-            call()
+    with pytest.raises(InferenceServerException):
+        client.get_trace_settings()
 
 
 def test_the_asyncio_client(server):
@@ -172,3 +171,17 @@ def test_the_asyncio_client(server):
                 assert np.array_equal(result.as_numpy("OUTPUT"), 2 * x)
 
     asyncio.run(main())
+
+
+def test_statistics_are_read(client):
+    """Of one version, of one model and of all; an unknown model is an error of the client's."""
+    before = client.get_inference_statistics("versions", "2")["model_stats"][0]
+    result = client.infer("versions", [tensor("INPUT0", np.ones(2, np.float32))])
+    assert result.get_response()["model_version"] == "2"
+    (after,) = client.get_inference_statistics("versions", "2")["model_stats"]
+    assert after["inference_count"] == before["inference_count"] + 1
+    assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
+    assert len(client.get_inference_statistics("versions")["model_stats"]) == 2
+    assert len(client.get_inference_statistics()["model_stats"]) > 5
+    with pytest.raises(InferenceServerException, match="requested model 'nope' is not available"):
+        client.get_inference_statistics("nope")

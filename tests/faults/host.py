@@ -102,7 +102,7 @@ def launched(
     """Run `prefix actorserve start`, killed at the end; `output` takes the log, else a file."""
     ready, log = folder / "ready.json", folder / "server.log"
     command = [*prefix, sys.executable, "-m", "actorserve", "start", str(repository)]
-    command += ["--http-port", "0", "--ready-file", str(ready)]
+    command += ["--http-port", "0", "--metrics-port", "0", "--ready-file", str(ready)]
     command += ["--crash-dir", str(folder / "crashes"), "--restart-backoff-s", "0:0.2", *flags]
     with log.open("wb") as stream:
         target = stream if output is None else output

@@ -200,7 +200,7 @@ def broken_now(*_):
     raise RuntimeError("a fault of ours")
 
 {BROKEN[where]}
-sys.exit(main(["start", {str(repository)!r}, "--http-port", "0"]))
+sys.exit(main(["start", {str(repository)!r}, "--http-port", "0", "--metrics-port", "0"]))
 """
     path = tmp_path / "broken.py"
     path.write_text(program)

@@ -107,6 +107,22 @@ def document(dice: random.Random) -> tuple[bytes, bytes]:
     return json.dumps(whole).encode(), b"".join(blocks)
 
 
+def flat_document(dice: random.Random) -> bytes:
+    """Make a document for generate, often right."""
+    values: list[Any] = [1, 1.5, -1, [1, 2], [], "a", ["a"], True, None, [[1]], {"a": 1}, 10**30]
+    values += [[1.0] * 30_000, "y" * 10_000, "\n\n", "\ud800", [None], [1, "a"]]
+    names = ["INPUT0", "INPUT0", "INPUT1", "id", "timeout", "priority", "triton_x", "k", "", "é"]
+    whole: dict[str, Any] = {} if dice.random() < 0.2 else {"INPUT0": dice.choice([1, [1, 2]])}
+    for _ in range(dice.choice([0, 0, 1, 1, 3])):
+        whole[dice.choice(names)] = dice.choice(values)
+    if dice.random() < 0.3:
+        nested = {dice.choice(names): dice.choice(values) for _ in range(2)}
+        whole["parameters"] = nested if dice.random() < 0.8 else dice.choice(values)
+    if dice.random() < 0.05:
+        return b'{"INPUT0":' + b"[" * dice.choice([50, 5000, 300_000])
+    return json.dumps(whole).encode()
+
+
 def request(dice: random.Random) -> bytes:
     """Make one request, with a lie here and there."""
     kind = dice.random()
@@ -114,7 +130,8 @@ def request(dice: random.Random) -> bytes:
         path = dice.choice(["/v2", "/v2/health/live", "/v2/models/ident", "/x", "*", "/%ff", "//"])
         method = dice.choice(["GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"])
         return f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-    text, blocks = document(dice)
+    action = dice.choice(["infer", "infer", "generate", "generate_stream"])
+    text, blocks = document(dice) if action == "infer" else (flat_document(dice), b"")
     body = text + blocks
     fields = []
     if blocks or dice.random() < 0.1:
@@ -139,7 +156,9 @@ def request(dice: random.Random) -> bytes:
         length = len(body) if dice.random() < 0.9 else dice.choice([0, 5, len(body) + 9, 1 << 30])
         fields.append(f"Content-Length: {length}")
     model = dice.choice(MODELS)
-    head = "\r\n".join([f"POST /v2/models/{model}/infer HTTP/1.1", "Host: x", *fields, "", ""])
+    version = "1.1" if dice.random() < 0.95 else "1.0"
+    line = f"POST /v2/models/{model}/{action} HTTP/{version}"
+    head = "\r\n".join([line, "Host: x", *fields, "", ""])
     return head.encode() + body
 
 

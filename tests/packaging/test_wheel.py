@@ -177,7 +177,8 @@ def test_the_installed_command_serves(full, tmp_path):
     command = full / "bin" / "actorserve"
     assert run(command, "--version", cwd=tmp_path).stdout.startswith("actorserve ")
     ready, log = tmp_path / "ready", tmp_path / "log"
-    arguments = ["--http-port=0", f"--ready-file={ready}", f"--crash-dir={tmp_path / 'crashes'}"]
+    arguments = ["--http-port=0", "--metrics-port=0", f"--ready-file={ready}"]
+    arguments.append(f"--crash-dir={tmp_path / 'crashes'}")
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [command, "start", EXAMPLES, *arguments], cwd=tmp_path, stderr=stream, stdout=stream

@@ -167,6 +167,7 @@ class Server:
         self.ready_file = ready_file
         self.host = "127.0.0.1"
         self.port = 0
+        self.metrics_port = 0
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait for the ready file; fail with the log where the server ends before."""
@@ -175,8 +176,10 @@ class Server:
             if self.process.poll() is not None:
                 pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log()}")
             self._pause(deadline_s, f"the server is not ready after {timeout_s:g} s")
-        where = json.loads(self.ready_file.read_text())["http"]
+        document = json.loads(self.ready_file.read_text())
+        where = document["http"]
         self.host, self.port = where["host"], where["port"]
+        self.metrics_port = document.get("metrics", {"port": 0})["port"]
 
     def wait_log(self, text: str, timeout_s: float = START_TIMEOUT_S) -> str:
         """Wait until the log holds a text; returns the log."""
@@ -216,9 +219,10 @@ class Server:
         body: Any = None,
         headers: dict[str, str] | None = None,
         timeout_s: float = 30.0,
+        port: int | None = None,
     ) -> Reply:
-        """Send one request on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        """Send one request on a connection of its own, to the HTTP port or to another one."""
+        connection = http.client.HTTPConnection(self.host, port or self.port, timeout=timeout_s)
         try:
             data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})

@@ -221,7 +221,12 @@ def test_wrong_usage_is_one_line(arguments, line, capfd):
             "actorserve start: --ready-file '/nowhere/ready': its folder is missing or not",
         ),
         (
-            (str(EXAMPLES), "--http-port=0", "--backend-config=python,shm-size=1"),
+            (
+                str(EXAMPLES),
+                "--http-port=0",
+                "--metrics-port=0",
+                "--backend-config=python,shm-size=1",
+            ),
             "actorserve start: --backend-config=python,shm-size=1: unknown key 'shm-size', "
             "expected one of shm-default-byte-size, shm-growth-byte-size",
         ),
@@ -316,7 +321,7 @@ def test_flags_of_the_real_server_are_warned_of_once(configured):
     lines = [line for line in configured.log().splitlines() if "has no meaning here" in line]
     assert [line.partition('"')[2].split()[0] for line in lines] == [
         "--grpc-port",
-        "--allow-metrics",
+        "--allow-gpu-metrics",
         "--cache-config",
     ]
     assert all(line.startswith("W") for line in lines)
@@ -338,7 +343,7 @@ def test_health_of_a_ready_server(configured):
 def test_known_flags_are_whole_names():
     """No name is cut in two, and none is one of our own."""
     assert all(re.fullmatch(r"[a-z]+\d?(-[a-z0-9]+)*", name) for name in IGNORED_FLAGS)
-    assert {"grpc-root-cert", "metrics-config", "response-cache-byte-size"} <= set(IGNORED_FLAGS)
+    assert {"grpc-root-cert", "trace-config", "response-cache-byte-size"} <= set(IGNORED_FLAGS)
     assert len(set(IGNORED_FLAGS)) == len(IGNORED_FLAGS)
     own = {flag[2:] for option in OPTIONS for flag in (option.flag, *option.aliases)}
     assert own.isdisjoint(IGNORED_FLAGS)
@@ -418,6 +423,7 @@ def test_the_ready_file_is_written_whole_at_the_end(start_server, model, tmp_pat
     assert json.loads(server.ready_file.read_text()) == {
         "pid": server.process.pid,
         "http": {"host": "127.0.0.1", "port": server.port},
+        "metrics": {"host": "127.0.0.1", "port": server.metrics_port},
     }
     assert [path.name for path in tmp_path.glob("ready*")] == ["ready-0.json"]
 

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -19,8 +18,9 @@ import numpy as np
 import pytest
 
 from actorserve import Supervisor
+from actorserve.actors.check import check
 from actorserve.config import Settings
-from actorserve.errors import Unavailable
+from actorserve.errors import ActorserveError, Unavailable
 from tests.conftest import wait_until
 from tests.server.archives import make_prefix, make_venv, pack
 from tests.server.harness import TELL, TELL_CONFIG, parameter, write_model
@@ -120,7 +120,7 @@ def test_other_compressions_serve(
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.10", "3.13"])
 def test_another_python_serves_from_an_archive(start_server, repository, place, tmp_path, version):
     """A whole Python with numpy of its own, which nothing on the machine helps out."""
     prefix = make_prefix(version, tmp_path / "prefix")
@@ -231,11 +231,11 @@ def test_check_looks_without_unpacking(repository, place, tmp_path):
     for name in ("env", "text"):
         config = TELL_CONFIG + parameter("EXECUTION_ENV_PATH", tmp_path / f"{name}.tar.gz")
         write_model(repository, name, TELL + WORD, config)
-    command = [sys.executable, "-m", "actorserve", "check", str(repository)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "text.tar.gz': it is neither a directory nor a tar archive" in done.stdout
-    assert "env.tar.gz" not in done.stdout
+    problems = {
+        each.model: each.problem for each in check(Settings(model_repository=(str(repository),)))
+    }
+    assert "text.tar.gz': it is neither a directory nor a tar archive" in problems["text"]
+    assert problems["env"] == ""
     assert unpacked(place) == []
 
 
@@ -362,7 +362,7 @@ def test_archive_that_was_broken_can_be_put_right(repository, place, venv, tmp_p
         await server.load("model")
         whole = archive.read_bytes()
         archive.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(Unavailable, match=r"EXECUTION_ENV_PATH '.*': it is damaged"):
+        with pytest.raises(ActorserveError, match=r"EXECUTION_ENV_PATH '.*': it is damaged"):
             await server.load("model")
         assert (await tell(server))[0] == "one"
         archive.write_bytes(whole)

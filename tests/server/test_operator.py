@@ -264,7 +264,9 @@ def test_start_has_colours_on_a_terminal_only(repository: Path, killed):
     """Its table of models and its greeting."""
     assert "\x1b" not in killed.log()
     write_model(repository, "model")
-    with Terminal([*COMMAND, "start", str(repository), "--http-port=0"]) as terminal:
+    with Terminal(
+        [*COMMAND, "start", str(repository), "--http-port=0", "--metrics-port=0"]
+    ) as terminal:
         assert f"{GREEN}READY\x1b[0m" in terminal.read_until("INSTANCES") + terminal.read_until(
             "1/1"
         )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.actors.check import check
+from actorserve.config import Settings
 from tests.conftest import wait_until
 from tests.server.archives import make_venv, pack
 from tests.server.harness import MODEL_HEAD, TELL, TELL_CONFIG, parameter, write_model
@@ -225,14 +227,15 @@ def test_check_knows_backends(repository, backends, tmp_path):
     bad = write_data(repository, "bad", "x")
     (bad / "config.pbtxt").write_text('backend: "broken"')
     write_model(repository, "usual", TELL, TELL_CONFIG)
+    settings = Settings(model_repository=(str(repository),), backend_directory=str(backends))
+    problems = {each.model: each.problem for each in check(settings)}
+    for name, (_, expected) in PROBLEMS.items():
+        assert expected.format(backends=backends) in problems[name]
+    assert f"{backends}/broken/model.py" in problems["bad"]
+    assert "SyntaxError" in problems["bad"]
+    assert problems["good"] == problems["usual"] == ""
     command = [sys.executable, "-m", "actorserve", "check", str(repository)]
     command += ["--backend-directory", str(backends)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    said = " ".join(done.stdout.split())
-    for _, expected in PROBLEMS.values():
-        assert expected.format(backends=backends) in said
-    assert f"{backends}/broken/model.py: SyntaxError" in said
-    for name in ("good", "usual"):
-        (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"{name} ")]
-        assert line.split()[-1] == "yes"
+    assert "10 models: 2 ok, 8 failed" in done.stdout

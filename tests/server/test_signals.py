@@ -219,7 +219,7 @@ def test_an_unread_pipe_does_not_stop_the_server(repository, tmp_path):
     body_of_one = {"inputs": [tensor]}
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "actorserve", "start", str(repository)]
-    command += ["--http-port", "0", "--ready-file", str(ready)]
+    command += ["--http-port", "0", "--metrics-port", "0", "--ready-file", str(ready)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_until(ready.exists, 20)

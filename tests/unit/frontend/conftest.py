@@ -233,6 +233,14 @@ class FakeDoor:
         """Whether the model is known and not `busy`."""
         return name in MODELS and version in ("", "1") and name != "busy"
 
+    async def check_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether it is."""
+        return self.is_model_ready(name, version)
+
+    async def check_ready(self) -> bool:
+        """Whether the test says so."""
+        return self.ready
+
     def is_live(self) -> bool:
         """Whether the test says so."""
         return self.live

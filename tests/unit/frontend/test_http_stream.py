@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actorserve.errors import InternalError, InvalidArgument, Unavailable
+from actorserve.errors import DecoupledModel, InternalError, InvalidArgument, Unavailable
 from actorserve.triton.inference import InferTensor
 
 WAIT_S = 20.0
@@ -336,6 +337,43 @@ def test_generate_reports_an_error_in_the_middle(server: Any, client: Any) -> No
     server.call(lambda: stream.answer(error=InvalidArgument("bad")))
     assert client.read().error == "bad"
     assert stream.is_gone
+
+
+def test_a_model_that_cannot_be_described_now_cannot_be_mapped(
+    server: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Infer leaves it to the door, which still refuses a decoupled model in the known words."""
+
+    def model_info(*_: Any) -> Any:
+        raise Unavailable("not now")
+
+    def submit(*_: Any) -> Any:
+        raise DecoupledModel("ask for a stream")
+
+    monkeypatch.setattr(server.door, "model_info", model_info)
+    monkeypatch.setattr(server.door, "submit", submit)
+    for action in ("generate", "generate_stream"):
+        client.send(generate("stream", action=action))
+        reply = client.read()
+        assert (reply.status, reply.error) == (503, "not now")
+    reply = client.infer("stream", {"inputs": []})
+    assert reply.status == 501
+    assert reply.error == (
+        "HTTP end point doesn't support models with decoupled transaction policy"
+    )
+    assert server.stats().in_flight == 0
+
+
+def test_large_and_compressed_documents_are_read_beside_the_loop(client: Any) -> None:
+    """As those of infer are; a binary part has no meaning here."""
+    large = {"INPUT0": [1.0] * 100_000}
+    client.send(generate("ident", large))
+    assert read_head(client)[0] == 200
+    assert numbers(read_rest(client)) == [large["INPUT0"]]
+    packed = gzip.compress(json.dumps(large).encode())
+    fields = {"Content-Encoding": "gzip", "Inference-Header-Content-Length": "5"}
+    reply = client.request("POST", "/v2/models/ident/generate", packed, fields)
+    assert reply.json["OUTPUT0"] == large["INPUT0"]
 
 
 # --- the peer's pace -----------------------------------------------------------------------------

@@ -111,6 +111,20 @@ def test_foreign_interpreter_is_activated(monkeypatch, tmp_path, marker, variabl
     assert b"/ours" not in environment.values()
 
 
+def test_libraries_of_an_environment_come_first(monkeypatch, tmp_path):
+    """Before the host's, where it has any; the system's own need no naming."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/host")
+    python = tmp_path / "bin" / "python"
+    assert foreign_environment(str(python), {}, tmp_path)[b"LD_LIBRARY_PATH"] == b"/host"
+    (tmp_path / "lib").mkdir()
+    first = os.fsencode(tmp_path / "lib")
+    given = foreign_environment(str(python), {}, tmp_path)
+    assert given[b"LD_LIBRARY_PATH"] == first + b":/host"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert foreign_environment(str(python), {}, tmp_path)[b"LD_LIBRARY_PATH"] == first
+    assert b"LD_LIBRARY_PATH" not in foreign_environment("/usr/bin/python3", {}, tmp_path)
+
+
 @pytest.mark.parametrize("python", ["python3", "/nowhere", "/tmp", os.devnull, __file__])
 def test_what_is_no_interpreter_is_refused(python):
     """A relative path, a folder, a file that may not be executed: a boot error each."""

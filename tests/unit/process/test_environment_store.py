@@ -7,6 +7,7 @@ import asyncio
 import gc
 import os
 import resource
+import signal
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -236,7 +237,7 @@ def test_full_disk_says_where_and_leaves_nothing(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         try:
-            expected = f"cannot be unpacked in '{place}/.*File too large; make room in '{place}'"
+            expected = f"cannot be unpacked in '{place}/.*File too large; make room there, or"
             with pytest.raises(BootError, match=expected):
                 await bench.spawner.unpacked(archive)
             await kit.until(lambda: left(place) == [])
@@ -302,5 +303,27 @@ def test_dead_unpacker_is_an_error_and_not_a_hang(
             with pytest.raises(BootError, match="that unpacked it was killed by SIGKILL"):
                 await bench.spawner.unpacked(archive)
             await kit.until(lambda: left(place) == [])
+
+    run(main)
+
+
+def test_death_of_the_zygote_does_not_matter(
+    kit: Any, run: Any, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child goes on, and its word counts where its exit status is unknown."""
+    archive = write_archive(tmp_path / "env.tar.gz")
+    monkeypatch.setenv("ACTORSERVE_FAULT", "unpacker.unpacked:stop")
+
+    async def main() -> None:
+        async with kit.Bench() as bench:
+            waiter = asyncio.ensure_future(bench.spawner.unpacked(archive))
+            await kit.until(lambda: bench.spawner.stats().children == 1)
+            zygote = bench.zygote
+            (child,) = [child for child, _ in bench.spawner._children.values()]
+            await kit.until(lambda: child.sample().state == "T")
+            os.kill(zygote, signal.SIGKILL)
+            await bench.next_zygote(zygote)
+            child.signal(signal.SIGCONT)
+            assert ((await waiter).path / "word").read_text() == "one"
 
     run(main)

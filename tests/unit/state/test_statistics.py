@@ -12,7 +12,6 @@ from actorserve.state.statistics import (
     Duration,
     Reason,
     Summaries,
-    Timing,
     VersionStatistics,
 )
 
@@ -20,7 +19,7 @@ from actorserve.state.statistics import (
 def test_a_success_counts_everything_once() -> None:
     """The batch's times count for each request, and as one execution of the batch's size."""
     counts = VersionStatistics()
-    timing = Timing(1000, 2000, 3000)
+    timing = (1000, 2000, 3000)
     counts.executed(3, timing)
     counts.succeeded(2, 10.0, 10.5, timing, 11.0)
     counts.succeeded(1, 10.25, 10.5, timing, 11.5)
@@ -40,7 +39,7 @@ def test_a_success_before_its_batch_ended_gets_its_compute_time_later() -> None:
     """Counted once, whichever comes first."""
     counts = VersionStatistics()
     counts.succeeded(1, 0.0, 0.5, None, 1.0)
-    counts.add_compute(Timing(1, 2, 3))
+    counts.add_compute((1, 2, 3))
     stats = counts.statistics("m", "1", epoch_s=0.0).inference_stats
     assert stats.compute_infer == Duration(1, 2)
 
@@ -87,7 +86,7 @@ def test_endless_streams_do_not_grow_the_table() -> None:
 def test_the_document_has_the_protocol_s_members() -> None:
     """Names and nesting as clients know them."""
     counts = VersionStatistics()
-    counts.executed(1, Timing(1, 1, 1))
+    counts.executed(1, (1, 1, 1))
     counts.responded(0, 0.1)
     document = msgspec.to_builtins(counts.statistics("m", "2", epoch_s=0.0))
     assert set(document) == {
@@ -131,7 +130,7 @@ def test_summaries_are_fed_where_there_are_some() -> None:
     """In microseconds, and nothing is counted for a failure."""
     counts = VersionStatistics()
     counts.summaries = Summaries()
-    counts.succeeded(1, 1.0, 1.0005, Timing(1000, 250_000, 3000), 1.002)
+    counts.succeeded(1, 1.0, 1.0005, (1000, 250_000, 3000), 1.002)
     counts.failed(Reason.OTHER, 1.0)
     found = {
         name: summary.quantiles([0.5], 1.002)[0]

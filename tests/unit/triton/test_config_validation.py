@@ -243,6 +243,15 @@ def test_what_cannot_be_served_is_an_error(text: str, expected: str) -> None:
     assert warnings == []
 
 
+def test_python_based_backend_is_honoured() -> None:
+    """Once it was found; what else is wrong is still said."""
+    config = completed("backend: 'mine' runtime: 'model.py'")
+    assert unsupported(config, is_python_based=True) == ([], [])
+    assert len(unsupported(config)[0]) == 1
+    config = completed("backend: 'mine' sequence_batching {}")
+    assert "sequence_batching" in unsupported(config, is_python_based=True)[0][0]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -210,3 +210,24 @@ def test_a_spawned_interpreter_finds_the_api(tmp_path: Path) -> None:
     command = [sys.executable, program]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("has_init", [False, True])
+def test_backend_s_folder_hides_no_library_of_its_name(tmp_path: Path, has_init: bool) -> None:
+    """A backend is named after what it wraps; its siblings are found both ways."""
+    folder = tmp_path / "backends" / "json"
+    folder.mkdir(parents=True)
+    write(folder / "near.py", "WORD = 'near'\n")
+    if has_init:
+        write(folder / "__init__.py", "WORD = 'init'\n")
+    path = write(
+        folder / "model.py",
+        "import json, near\nfrom . import near as same\nimport triton_backend_json as own\n"
+        "class TritonPythonModel:\n"
+        "    value = [json.dumps(1), near.WORD, same.WORD, getattr(own, 'WORD', None)]\n",
+    )
+    said = load(path)
+    assert said.get("value") == ["1", "near", "near", "init" if has_init else None], said
+    assert said["module"] == "triton_backend_json.model"
+    assert str(folder) in said["path"]
+    assert str(folder.parent) not in said["path"]

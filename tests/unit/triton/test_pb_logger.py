@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from actorserve.clock import monotonic_s
 from actorserve.triton.logger import MAX_MESSAGE_CHARS, set_sink
 from actorserve.triton.pb_utils import Logger, LogLevel
 
@@ -134,3 +137,22 @@ def test_broken_stderr_loses_the_line_only(
 
     monkeypatch.setattr(sys, "stderr", Broken())
     Logger.log_error("lost")
+
+
+def test_a_line_without_a_frame_has_no_place(lines: list[tuple[LogLevel, str, int, str]]) -> None:
+    """Such as one of an exit function, or of a thread that runs nothing else."""
+    done = threading.Event()
+    _thread.start_new_thread(_log_and_set, (done,))
+    assert done.wait(20)
+    _thread.start_new_thread(Logger.log_info, ("bare",))
+    deadline_s = monotonic_s() + 20
+    while len(lines) < 2 and monotonic_s() < deadline_s:
+        done.wait(0.001)
+    assert [(file, text) for _, file, _, text in lines] == [
+        ("test_pb_logger.py", "framed"), ("<python>", "bare"),
+    ]  # fmt: skip
+
+
+def _log_and_set(done: threading.Event) -> None:
+    Logger.log_info("framed")
+    done.set()
