@@ -11,9 +11,7 @@ import asyncio
 from collections import deque
 
 from actorserve.actors.incarnation import log_output, log_record
-from actorserve.actors.log_gate import LogGate
 from actorserve.actors.node import Node
-from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, BootError
 from actorserve.runtime.child import Exit, SpawnSpec
 from actorserve.runtime.host_end import HostEnd
@@ -68,7 +66,6 @@ class _Ear:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._name = name
-        self._gate = LogGate()
         self.answer: asyncio.Future[str | None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.end: HostEnd | None = None
@@ -115,5 +112,4 @@ class _Ear:
     def on_output(self, stream: str, line: str) -> None:
         """Log a line, and keep the last ones for the reason."""
         self._lines.append(line)
-        if self._gate.admits(monotonic_s()):
-            log_output(self._name, stream, line)
+        log_output(self._name, stream, line)

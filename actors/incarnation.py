@@ -20,7 +20,6 @@ import msgspec
 from actorserve.actors.answers import AnswerDesk, Asker
 from actorserve.actors.call_desk import CallDesk
 from actorserve.actors.in_flight import InFlight, Lost
-from actorserve.actors.log_gate import LINES_PER_S, LogGate
 from actorserve.actors.metric_desk import MetricDesk
 from actorserve.actors.node import Node
 from actorserve.actors.readiness import Readiness
@@ -132,7 +131,6 @@ class Incarnation:
         session = node.metrics.registry.session(keeper.metrics_holder)
         self.metrics = MetricDesk(session, self.answers.answerers)
         self.readiness = Readiness(node.loop, self._end, plan.name, self._is_stopped)
-        self._gates = {"stdout": LogGate(), "stderr": LogGate()}
         self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
 
     # --- orders ----------------------------------------------------------------------------------
@@ -261,20 +259,7 @@ class Incarnation:
     def on_output(self, stream: str, line: str) -> None:
         """Log a line that the model printed."""
         self.lines.append(line)
-        if self._gates[stream].admits(monotonic_s()):
-            log_output(self._name, stream, line)
-
-    def _tell_refused(self, now_s: float) -> None:
-        """Say how much a model has printed that is not in the log."""
-        for stream, gate in self._gates.items():
-            refused = gate.take_refused(now_s)
-            if refused:
-                log_output(
-                    self._name,
-                    stream,
-                    f"({refused} lines were left out here: no more than {LINES_PER_S:.0f} a second "
-                    "are taken)",
-                )
+        log_output(self._name, stream, line)
 
     def _is_stopped(self) -> bool:
         """Whether the process cannot answer, by its state: stopped, a zombie, gone."""
@@ -285,7 +270,6 @@ class Incarnation:
         self.is_over = True
         reason = self._why or exit_.describe()
         self._end.read_rest()
-        self._tell_refused(monotonic_s())
         self.readiness.close()
         self.calls.close()
         self.metrics.close()
@@ -301,7 +285,6 @@ class Incarnation:
         """Judge by what can be seen from outside whether the stub hangs; called now and then."""
         if self.child is None or self.is_over:
             return
-        self._tell_refused(now_s)
         sample = self.child.sample()
         if is_running and self._end.lock.holder() is None and sample.state not in "XZ":
             self.on_broken(InternalError("it lost its health lock"))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of a model's Logger on their way out of its stub: never waiting, never many.
 
-    any thread, finalizers too ─► write ─► gate ─► up lane, if there is room at once
+    any thread, finalizers too ─► write ─► quota ─► up lane, if there is room at once
                                                 └► a short queue ─► the next line, or a beat
 
 A line that was written is in shared memory when `write` returns, so that it outlives a kill;
 only while the lane is full, or in use by the very thread that is interrupted, does it wait here.
-What is beyond the gate or the queue is counted, and one line says so. A process that the model has
+What is beyond the quota or the queue is counted, and one line says so. A process that the model has
 forked writes to stderr.
 """
 
@@ -16,10 +16,10 @@ import contextlib
 import threading
 from collections import deque
 
-from actorserve.actors.log_gate import LINES_PER_S, LogGate
 from actorserve.clock import monotonic_s
 from actorserve.runtime.child import PeerGone
 from actorserve.runtime.stub_end import StubEnd
+from actorserve.state.line_quota import LINES_PER_S, LineQuota
 from actorserve.triton.failure import plain_text
 from actorserve.triton.logger import LogLevel, write_to_stderr
 from actorserve.wire.codec import encode
@@ -36,7 +36,7 @@ class StubLog:
 
     def __init__(self, end: StubEnd) -> None:
         self._end = end
-        self._gates = {level: LogGate() for level in LogLevel}
+        self._quotas = {level: LineQuota() for level in LogLevel}
         self._waiting: deque[bytes] = deque()
         self._sending = threading.Lock()
 
@@ -45,13 +45,13 @@ class StubLog:
         if self._end.is_severed:
             write_to_stderr(level, file, line, message)
             return
-        gate = self._gates[level]
-        if not gate.admits(monotonic_s()):
+        quota = self._quotas[level]
+        if not quota.admit(1, monotonic_s()):
             return
         data = _encoded(level, file, line, message)
         waiting = self._waiting
         if len(waiting) >= (MOST_WAITING if len(data) <= LARGE_BYTES else MOST_LARGE):
-            gate.refused += 1
+            quota.refused += 1
             return
         waiting.append(data)
         self.flush()
@@ -73,12 +73,12 @@ class StubLog:
         """Send what waits, and say how much was left out. Control thread."""
         if self._waiting:
             self.flush()
-        for level, gate in self._gates.items():
-            if gate.refused:
-                self._tell(level, gate)
+        for level, quota in self._quotas.items():
+            if quota.refused:
+                self._tell(level, quota)
 
-    def _tell(self, level: LogLevel, gate: LogGate) -> None:
-        refused = gate.take_refused(monotonic_s())
+    def _tell(self, level: LogLevel, quota: LineQuota) -> None:
+        refused = quota.take_refused(monotonic_s())
         if refused:
             text = (
                 f"{refused} lines of level {level.name} were left out here: no more than "
@@ -94,8 +94,8 @@ class StubLog:
         with self._sending, contextlib.suppress(PeerGone):
             while self._waiting:
                 self._end.send_encoded(self._waiting.popleft())
-        for level, gate in self._gates.items():
-            self._tell(level, gate)
+        for level, quota in self._quotas.items():
+            self._tell(level, quota)
 
 
 def _encoded(level: LogLevel, file: str, line: int, message: str) -> bytes:

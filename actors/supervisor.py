@@ -183,6 +183,8 @@ class Supervisor(Embedding):
             await poll.first_look()
         entries = await on_disk(self._repository.scan)
         await control.load_all(self._wanted(set(entries)), entries)
+        if control.is_closing:
+            raise Unavailable("the server was stopped before its models had loaded")
         self._is_loaded = True
         if poll is not None:
             self._node.run(poll.run())
@@ -203,7 +205,8 @@ class Supervisor(Embedding):
         if node is None:
             return
         self.begin_stop()
-        await self.control.cut_all()
+        if self._control_or_none is not None:
+            await self._control_or_none.cut_all()
         deadline_s = monotonic_s() + (self.settings.exit_timeout_s if grace_s is None else grace_s)
         models = list(self._models.values())
         await self._in_time(deadline_s, [model.drained() for model in models])
@@ -263,8 +266,9 @@ class Supervisor(Embedding):
             self._watch_timer.cancel()
         self._deadlocks.close()
         await node.end_tasks()
-        await self.control.close()
-        self._control_or_none = None
+        control, self._control_or_none = self._control_or_none, None
+        if control is not None:
+            await control.close()
         await node.spawner.stop()
         node.exchange.close()
         node.executor.shutdown(wait=False)

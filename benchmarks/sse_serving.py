@@ -34,7 +34,7 @@ def streams(effort: Effort) -> Findings:
             Contender(OURS, (f"sse-{count}",), partial(_turn, served, count, effort))
             for count in (1, 64)
         ]
-        take_turns(findings, contenders, effort.rounds)
+        take_turns(findings, contenders, effort)
     return findings
 
 

@@ -23,6 +23,7 @@ from actorserve.frontend.http_head import InferHead, stream_head
 from actorserve.frontend.http_outbox import JOIN_BYTES, PIECE_BYTES
 from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.v2_generate import GenerateEncoder, error_event, event
+from actorserve.frontend.v2_values import View
 from actorserve.triton.inference import InferResponse
 
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -48,7 +49,7 @@ class StreamExchange(GenerateIntake):
     ) -> None:
         super().__init__(connection, keep_alive, route, head)
         self._encoder = GenerateEncoder(connection.front.settings.strict_json)
-        self._events: deque[bytes] = deque()
+        self._events: deque[View] = deque()
         self._backlog: deque[InferResponse] = deque()
 
     def release(self) -> None:
@@ -136,7 +137,7 @@ class StreamExchange(GenerateIntake):
         """Write what there is, as far as the peer keeps up, and give the model credit for it."""
         self._is_flush_due = False
         connection = self.connection
-        if self.disconnected or self._is_answered:
+        if not self._is_open or self.disconnected or self._is_answered:
             return
         while not connection.is_write_paused:
             data = self._next_part()
@@ -157,7 +158,7 @@ class StreamExchange(GenerateIntake):
         """Take some events, or a piece of a large one, as they go out; behind the head at first."""
         events = self._events
         if len(events) == 1 and len(events[0]) <= JOIN_BYTES:
-            part = events.popleft()
+            part = bytes(events.popleft())
             self._unconsumed += 1
         else:
             part = self._join_part()
@@ -170,14 +171,14 @@ class StreamExchange(GenerateIntake):
 
     def _join_part(self) -> bytes:
         events = self._events
-        pieces: list[bytes] = []
+        pieces: list[View] = []
         nbytes = 0
         while events and nbytes < JOIN_BYTES:
             piece = events.popleft()
             if nbytes + len(piece) > PIECE_BYTES:
-                room = PIECE_BYTES - nbytes
-                events.appendleft(piece[room:])
-                piece = piece[:room]
+                view, room = memoryview(piece), PIECE_BYTES - nbytes
+                events.appendleft(view[room:])
+                piece = view[:room]
             else:
                 self._unconsumed += 1
             pieces.append(piece)

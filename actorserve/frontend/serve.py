@@ -206,7 +206,7 @@ class _Serving:
         loading = asyncio.ensure_future(self._server.load_models())
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
+        if self._signalled.is_set():
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             return 0

@@ -277,7 +277,7 @@ def configured(start_shared, tmp_path_factory):
                 "--grpc-port=8001",
                 "--grpc-port",
                 "8001",
-                "--allow-metrics=false",
+                "--allow-gpu-metrics=false",
                 "--cache-config=local,size=1048576",
                 "--strict-readiness",
             ],

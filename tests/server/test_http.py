@@ -123,6 +123,7 @@ def test_the_server_describes_itself(server):
             "model_configuration",
             "parameters",
             "schedule_policy",
+            "statistics",
         ],
     }
 

@@ -112,7 +112,7 @@ PHASES = """
 import asyncio, atexit, ctypes, gc, multiprocessing, subprocess
 say = pb_utils.Logger.log_warn
 say("at import")
-atexit.register(say, "exit function of C's")
+atexit.register(say, "exit function that is the Logger's own")
 atexit.register(lambda: say("exit function"))
 
 def in_child(number):
@@ -161,7 +161,7 @@ class TritonPythonModel:
         ctypes.CDLL(None).puts(b"written by C")
         ctypes.CDLL(None).fflush(None)
         subprocess.run(["echo", "written by a program"], check=True)
-        print("\\0\\x1b[2J\\udcff", end="")
+        print("\\0\\x1b[2J\\udcff")
         return [pb_utils.InferenceResponse([]) for _ in requests]
 
     def finalize(self):
@@ -207,7 +207,7 @@ ONE_INPUT = {"INPUT0": ("FP32", [1], [0])}
                 "exit function",
             )
         ],
-        ("phases_0", "<python>:0", "exit function of C's"),
+        ("phases_0", r"child\.py:\d+", "exit function that is the Logger's own"),
         ("phases_auto", r"model\.py:\d+", "in auto_complete_config"),
     ],
 )
@@ -307,7 +307,7 @@ def test_a_flood_of_lines_hurts_nobody(start_server, repository):
     write_model(repository, "calm")
     server = start_server(repository)
     server.wait_log("lines of level INFO were left out here")
-    server.wait_log("lines were left out here: no more than")
+    server.wait_log("lines were left out here)")
     assert _has(server.log(), "E", r"floods_0 model\.py:\d+", "a grave word")
     for _ in range(20):
         assert server.infer("calm", ONE_INPUT)[0] == 200
@@ -365,10 +365,6 @@ def test_changes_take_effect_at_once(speaking):
         assert speaking.infer("speaks", ONE_INPUT) == (200, {})
         mark = f"said {number}"
         number += 1
-        # A line of the front end's own comes behind all of this request's.
-        speaking.call("POST", URL, {"log_error": True})
-        speaking.infer("speaks", {})
-        wait_until(lambda: f"said {number}" in speaking.log() or True)
         found = re.findall(rf'^(.).*\] "{mark}"$', speaking.log(), re.MULTILINE)
         return set(found)
 

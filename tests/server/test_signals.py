@@ -198,6 +198,7 @@ def test_a_life_from_start_to_stop(start_server, repository, tmp_path):
     log = re.sub(r"^[IWE]\d{4} \S+ \d+ \S+\] ", "", server.log(), flags=re.MULTILINE)
     assert log.splitlines() == [
         json.dumps(f"actorserve {__version__}: HTTP on {url}"),
+        json.dumps(f"metrics on http://127.0.0.1:{server.metrics_port}/metrics"),
         '"model_0: ready"',
         "\"successfully loaded 'model' version 1\"",
         "MODEL  VERSION  STATE  INSTANCES",

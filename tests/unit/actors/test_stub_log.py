@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from actorserve.actors import stub_log
-from actorserve.actors.log_gate import LogGate
 from actorserve.actors.stub_log import StubLog
+from actorserve.state.line_quota import LineQuota
 from actorserve.triton.logger import LogLevel
 from actorserve.wire.codec import decode_to_supervisor
 from actorserve.wire.messages import LogRecord
@@ -103,7 +103,7 @@ def test_few_lines_wait_and_the_rest_is_counted(log, end, monkeypatch, nbytes, m
 
 def test_a_flood_hides_no_graver_lines(log, end):
     """Each level has its own limit."""
-    log._gates[INFO] = LogGate(burst=10, per_s=0.001)
+    log._quotas[INFO] = LineQuota(burst=10, per_s=0.001)
     for _ in range(50):
         log.write(INFO, "m.py", 1, "chatter")
     log.write(ERROR, "m.py", 2, "grave")

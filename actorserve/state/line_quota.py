@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many lines a model may have in the log: a burst, then so many per second, the rest counted.
+"""How many lines a process may have in the log: a burst, then so many a second, the rest counted.
 
 A line costs the supervisor's loop some 30 µs, whoever wrote it; without a limit, one model that
-logs in a tight loop would take the time of all the others.
+logs in a tight loop would take the time of all the others. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ NOTICE_S = 1.0
 """How often a flood is told of, at most."""
 
 
-class LogGate:
-    """Lets lines through. No clock of its own; not locked: a lost count changes little."""
+class LineQuota:
+    """A token bucket, full at first. Not locked: a lost count changes little."""
 
     __slots__ = ("_burst", "_left", "_noticed_s", "_per_s", "_then_s", "refused")
 
@@ -27,15 +27,17 @@ class LogGate:
         self.refused = 0
         """How many lines were refused and have not been told of yet."""
 
-    def admits(self, now_s: float) -> bool:
-        """Whether a line of this moment is let through; one that is not is counted."""
-        if self._left < 1.0:
+    def admit(self, count: int, now_s: float) -> int:
+        """Return how many of `count` lines are let through; the others are refused, and counted."""
+        if self._left < count:
             self._refill(now_s)
-            if self._left < 1.0:
-                self.refused += 1
-                return False
-        self._left -= 1.0
-        return True
+            if self._left < count:
+                admitted = int(self._left)
+                self._left -= admitted
+                self.refused += count - admitted
+                return admitted
+        self._left -= count
+        return count
 
     def take_refused(self, now_s: float) -> int:
         """Return how many lines were refused since the last time, where it is time to say so."""
