@@ -54,6 +54,8 @@ def value(hint: Any, rng: random.Random) -> Any:
         return value(rng.choice(inner), rng)
     if origin is list:
         return [value(inner[0], rng) for _ in range(rng.randrange(3))]
+    if origin is tuple and inner[-1:] != (...,):
+        return tuple(value(each, rng) for each in inner)
     if origin is tuple:
         return tuple(value(inner[0], rng) for _ in range(rng.randrange(4)))
     if origin is dict:
