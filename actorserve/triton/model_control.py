@@ -54,7 +54,7 @@ def set_controller(controller: Controller | None) -> None:
 def _current() -> Controller:
     if _controller is None:
         raise Unavailable(
-            "models can be controlled in initialize and execute, "
+            "a model that a server runs can do this in initialize and execute, "
             "not in auto_complete_config and finalize"
         )
     return _controller

@@ -177,8 +177,8 @@ def test_help_has_no_colours_in_a_pipe():
             "actorserve start: --exit-timeout-secs: expected seconds, 0 or more, got 'never'",
         ),
         (
-            "start repo --model-control-mode=poll",
-            "actorserve start: --model-control-mode: expected one of none, explicit, got 'poll'",
+            "start repo --model-control-mode=all",
+            "actorserve start: --model-control-mode: expected one of none, explicit, poll, got",
         ),
         (
             "start repo --load-model=a",

@@ -121,6 +121,8 @@ def test_the_server_describes_itself(server):
         "extensions": [
             "binary_tensor_data",
             "model_configuration",
+            "model_repository",
+            "model_repository(unload_dependents)",
             "parameters",
             "schedule_policy",
             "statistics",

@@ -211,7 +211,7 @@ def test_initialize_loads_what_the_model_needs(start_server, repository):
     assert said_at_start(server, "b") == {"result": None}
     assert server.infer("target", X)[0] == 200
     assert server.stop() == 0
-    assert 'finalize: {"error": "Failed to load model: models can be controlled' in (
+    assert 'finalize: {"error": "Failed to load model: a model that a server runs can do this' in (
         server.log().replace("\\", "")
     )
 

@@ -322,10 +322,9 @@ def test_unload_ends_a_check(repository, tmp_path, embedded_modes, body):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("body", [BODY, ASYNC_BODY])
-def test_a_coroutine_that_takes_too_long_is_cancelled(repository, tmp_path, embedded_modes, body):
+def test_a_coroutine_that_takes_too_long_is_cancelled(repository, tmp_path, embedded_modes):
     """So that the next probe can ask anew."""
-    write_model(repository, "plain", SAY + SLEEPS + body)
+    write_model(repository, "plain", SAY + SLEEPS + ASYNC_BODY)
     with SyncSupervisor(repository, Settings(crash_dir=str(tmp_path))) as server:
         assert not server.check_model_ready("plain")
 

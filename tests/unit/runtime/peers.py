@@ -15,6 +15,7 @@ import numpy as np
 
 from actorserve.process.boot import BootSocket, PeerGone
 from actorserve.runtime.peer_end import PeerEnd
+from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     Attached,
     Execute,
@@ -82,6 +83,31 @@ def flood(end: PeerEnd) -> None:
     end.receive()
     for number in range(20_000):
         end.send(LogRecord(0, "x" * 200, number, ""))
+    end.receive()
+
+
+def tries(end: PeerEnd) -> None:
+    """Try to send: in the middle of sending, from another thread meanwhile, and as one should."""
+    end.receive()
+    found: list[bool] = []
+    up = end._up
+    data = encode(LogRecord(0, "tried", 0, ""))
+
+    class Middle:
+        """A ring in whose middle somebody else would like to send."""
+
+        def try_send(self, frame: bytes) -> bool:
+            end._up = up
+            found.append(end.try_send_encoded(data))
+            thread = threading.Thread(target=lambda: found.append(end.try_send_encoded(data)))
+            thread.start()
+            thread.join()
+            return up.try_send(frame)
+
+    end._up = Middle()  # type: ignore[assignment]
+    end.send(LogRecord(0, "sent", 1, ""))
+    found.append(end.try_send_encoded(data))
+    end.send(LogRecord(0, str(found), 2, ""))
     end.receive()
 
 

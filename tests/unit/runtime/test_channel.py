@@ -286,6 +286,18 @@ def test_a_flood_from_the_peer_arrives_whole_and_in_order():
     run("flood", test)
 
 
+def test_a_finalizer_that_sends_while_its_thread_is_sending_is_refused():
+    """It would wait for itself; another thread waits a moment, and is refused then."""
+
+    async def test(host: Host) -> None:
+        host.send(b"go", by_handle=False)
+        await host.until(lambda: len(host.ear.messages) == 3)
+        files = [each.file for each in host.ear.messages if isinstance(each, LogRecord)]
+        assert files == ["sent", "tried", "[False, False, True]"]
+
+    run("tries", test)
+
+
 # --- ends ----------------------------------------------------------------------------------------
 
 

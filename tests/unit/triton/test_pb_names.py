@@ -178,7 +178,7 @@ def test_decoupled_models_are_told_apart(config: dict[str, Any], decoupled: bool
     assert pb_utils.using_decoupled_model_transaction_policy(config) is decoupled
 
 
-# --- names that this version does not fill --------------------------------------------------------
+# --- names that need a server --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_decoupled_models_are_told_apart(config: dict[str, Any], decoupled: bool
         (lambda: pb_utils.is_model_ready("m", "1"), "Failed to check model readiness: "),
     ],
 )
-def test_what_is_not_offered_says_so(call: Any, prefix: str) -> None:
-    """The documented prefix, and that this version does not offer it."""
-    with pytest.raises(TritonModelException, match=f"^{prefix}.* not offered by this version"):
+def test_what_needs_a_server_says_so(call: Any, prefix: str) -> None:
+    """The documented prefix, and when it can be used."""
+    with pytest.raises(TritonModelException, match=f"^{prefix}a model that a server runs can do"):
         call()
 
 
