@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from actorserve.errors import ActorserveError, InternalError, ResourceExhausted
+from actorserve.errors import ActorserveError, InternalError, ProtocolError, ResourceExhausted
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import Answered, Asked, Result, WireError
 
@@ -60,7 +60,7 @@ class AnswerDesk:
         self._open = 0
 
     def asked(self, message: Asked) -> None:
-        """Have a question answered."""
+        """Have a question answered. Raises ProtocolError for one that breaks the wire."""
         try:
             if self._open >= MOST_OPEN:
                 raise ResourceExhausted(f"{MOST_OPEN} questions of this stub are open already")
@@ -68,6 +68,8 @@ class AnswerDesk:
             if answerer is None:
                 raise InternalError(f"nobody answers a {type(message.question).__name__}")
             answer = answerer(message.question, self._asker())
+        except ProtocolError:
+            raise
         except ActorserveError as error:
             self._refuse(message, error)
         else:

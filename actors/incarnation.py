@@ -47,6 +47,7 @@ from actorserve.wire.messages import (
     Infer,
     Initialize,
     Initialized,
+    LoadModel,
     LogRecord,
     MetricsChanged,
     MoveCall,
@@ -214,6 +215,8 @@ class Incarnation:
             log_record(self._name, message)
             self.lines.append(f"{message.file}:{message.line}] {message.message}")
         elif isinstance(message, Asked):
+            if isinstance(message.question, LoadModel):
+                self.calls.has_called = True  # it waits, as for another model's answer
             self.answers.asked(message)
         elif isinstance(message, MetricsChanged):
             self.metrics.change(message)

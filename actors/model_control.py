@@ -270,13 +270,16 @@ class ModelControl:
         """Take the files over at once: they are the stub's to reuse as soon as it is answered."""
         files: dict[str, Body] = {}
         slabs: list[ArenaSlab] = []
-        for key, body in question.files.items():
-            if isinstance(body, Handle):
-                slab = self._node.exchange.borrow(asker.end, body)
-                slabs.append(slab)
-                files[key] = slab.buffer
-            else:
-                files[key] = body
+        try:
+            for key, body in question.files.items():
+                if isinstance(body, Handle):
+                    slabs.append(self._node.exchange.borrow(asker.end, body))
+                    files[key] = slabs[-1].buffer
+                else:
+                    files[key] = body
+        except ActorserveError:
+            _give_back(slabs)
+            raise
         return self._load_for(question, asker, files, slabs)
 
     async def _load_for(
@@ -290,8 +293,7 @@ class ModelControl:
                 await self._load_nested(question, asker.model, files)
         finally:
             files.clear()
-            for slab in slabs:
-                slab.release()
+            _give_back(slabs)
 
     async def _load_nested(self, question: LoadModel, asker: str, files: dict[str, Body]) -> None:
         """Load for a model that is being initialized. Raises InvalidArgument for a circle."""
@@ -348,6 +350,11 @@ class ModelControl:
             return await model.version(version).check_ready() and not self.is_closing
         except ActorserveError:
             return False
+
+
+def _give_back(slabs: list[ArenaSlab]) -> None:
+    for slab in slabs:
+        slab.release()
 
 
 def _missing(name: str) -> NotFound:

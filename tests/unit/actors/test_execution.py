@@ -58,6 +58,7 @@ class FakeEnd:
 
     instance = "i_0"
     is_severed = False
+    arena_id = 2
 
     def __init__(self) -> None:
         self.page = FakePage()
