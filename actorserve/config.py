@@ -200,8 +200,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--exit-timeout-secs", "exit_timeout_s", _seconds, "S",
            "time for accepted requests and finalize to end after SIGTERM"),
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
-           "ready only while all models have all their instances, and their is_ready says so; false: "
-           "while the server runs"),
+           "ready only while all models have all their instances, and their is_ready says so; "
+           "false: while the server runs"),
     ),
     *_group("HTTP",
     Option("--host", "host", str, "ADDRESS",

@@ -120,6 +120,7 @@ def test_the_server_describes_itself(server):
         "version": actorserve.__version__,
         "extensions": [
             "binary_tensor_data",
+            "logging",
             "model_configuration",
             "model_repository",
             "model_repository(unload_dependents)",
