@@ -317,7 +317,7 @@ def test_row_80_a_stub_that_lies_is_replaced_and_its_lies_hold_nothing(serve, re
     # The request's id is in the message alone: the first frame of the caller has it.
     body = body.replace(
         "WireResponse(1,",
-        "WireResponse(sys._getframe(1).f_back.f_locals['wires'][0].id,",
+        "WireResponse(sys._getframe(1).f_locals['batch'].live[0].id,",
     )
     write_model(repository, "model", body)
 
