@@ -14,7 +14,7 @@ import pytest
 
 from actorserve import Supervisor
 from actorserve.config import Settings
-from actorserve.errors import Unavailable
+from actorserve.errors import InvalidArgument
 from actorserve.frontend.table import model_table
 from tests.server.harness import IDENTITY_CONFIG, TELL, TELL_CONFIG, write_model
 
@@ -261,7 +261,7 @@ def test_a_reload_that_fails_leaves_what_served(repository, tmp_path):
     async def main() -> None:
         async with Supervisor(repository, _settings(tmp_path)) as server:
             write_model(repository, "model", "raise ValueError('broken')\n")
-            with pytest.raises(Unavailable, match="ValueError: broken"):
+            with pytest.raises(InvalidArgument, match="ValueError: broken"):
                 await server.load("model")
             x = np.ones(1, np.float32)
             assert (await server.infer("model", {"INPUT0": x}))["OUTPUT0"].tolist() == [1]
