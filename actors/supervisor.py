@@ -19,18 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from actorserve.actors.deadlock_watch import DeadlockWatch
 from actorserve.actors.disk import on_disk
 from actorserve.actors.embedding import Embedding
 from actorserve.actors.incarnation import LEVELS
 from actorserve.actors.instance import Instance
 from actorserve.actors.metrics_settings import parse_metrics_config
-from actorserve.actors.model import Model, ModelStats
+from actorserve.actors.model import Model
 from actorserve.actors.model_control import ModelControl
-from actorserve.actors.model_version import ModelVersion, VersionState
 from actorserve.actors.node import Node
+from actorserve.actors.overview import Overview, SupervisorStats
 from actorserve.actors.repository import Repository
 from actorserve.actors.repository_poll import RepositoryPoll
 from actorserve.actors.response_factory import ResponseFactory
@@ -38,26 +36,20 @@ from actorserve.clock import monotonic_s
 from actorserve.config import Settings, parse_backend_config
 from actorserve.errors import (
     ActorserveError,
-    InvalidArgument,
     NotFound,
     Unavailable,
 )
 from actorserve.forking import sever_after_fork
 from actorserve.runtime.child import Spawner
-from actorserve.runtime.exchange import ArenaSlab, ExchangeStats
-from actorserve.state.metrics import Family
-from actorserve.state.statistics import ModelStatistics
+from actorserve.runtime.exchange import ArenaSlab
 from actorserve.triton.inference import (
     IndexEntry,
     InferRequest,
     InferResponse,
-    ModelInfo,
     Slab,
 )
 
 WATCH_INTERVAL_S = 1.0
-READINESS_AGE_S = 1.0
-"""How old a model's word may be for the readiness of the server: several probers cost one check."""
 IDLE_ARENA_BYTES = 64 << 20
 IDLE_WATCHES = 10
 STUB_MODULE = "actorserve.actors.stub"
@@ -66,16 +58,10 @@ QUICK_STOP_S = 2.0
 _log = logging.getLogger("actorserve")
 
 
-class SupervisorStats(msgspec.Struct, frozen=True):
-    """Where the server stands."""
-
-    is_live: bool
-    is_ready: bool
-    models: tuple[ModelStats, ...]
-    exchange: ExchangeStats
+__all__ = ["Supervisor", "SupervisorStats"]
 
 
-class Supervisor(Embedding):
+class Supervisor(Embedding, Overview):
     """The model server, to be embedded or to be served by front ends.
 
     >>> async with Supervisor("repo/") as server:
@@ -352,14 +338,7 @@ class Supervisor(Embedding):
             for version in model.serving():
                 yield model.name, version.info.version, version.instances
 
-    def _version(self, name: str, version: str) -> ModelVersion:
-        """Return the version that serves a request. Raises NotFound or Unavailable."""
-        model = self._models.get(name)
-        if model is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return model.version(version)
-
-    # --- triton.inference.Door -------------------------------------------------------------------
+    # --- triton.inference.Door; Overview has the rest ---------------------------------------------
 
     def submit(
         self, request: InferRequest, on_response: Callable[[InferResponse], None]
@@ -385,121 +364,11 @@ class Supervisor(Embedding):
         node = self._node
         await node.exchange.grow(nbytes, node.executor)
 
-    def model_info(self, name: str, version: str = "") -> ModelInfo:
-        """Describe a version that is loaded. Raises NotFound or Unavailable."""
-        return self._version(name, version).info
-
-    def served_models(self) -> list[ModelInfo]:
-        """Describe every version that serves now."""
-        return [
-            version.info
-            for model in self._models.values()
-            for version in model.versions()
-            if version.is_ready
-        ]
-
-    def model_config(self, name: str, version: str = "") -> bytes:
-        """Return a model's configuration as JSON. Raises as model_info."""
-        return self._version(name, version).config_json
-
-    def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether every instance of the version is initialized now; see check_model_ready."""
-        try:
-            return not self._is_stopping and self._version(name, version).is_ready
-        except ActorserveError:
-            return False
-
-    async def check_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether the version is ready, and the `is_ready` of every instance says so now.
-
-        Probes that come at the same time share a check; one that takes more than 5 s says no.
-        """
-        try:
-            return await self._version(name, version).check_ready() and not self._is_stopping
-        except ActorserveError:
-            return False
-
-    def statistics(self, name: str = "", version: str = "") -> bytes:
-        """Return what was counted as JSON; see triton.inference.Door."""
-        return msgspec.json.encode({"model_stats": self.model_statistics(name, version)})
-
-    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return what was counted of all versions that serve, or of those that are named.
-
-        Counts go on over restarts and reloads. Raises InvalidArgument for what does not serve.
-        """
-        self._pump()
-        models = [self._models[name]] if name in self._models else []
-        found = [
-            each.statistics()
-            for model in (models if name else self._models.values())
-            for each in model.versions()
-            if each.state is VersionState.READY and version in ("", each.info.version)
-        ]
-        if name and not found:
-            which = f"requested model '{name}'" + (f" version {version}" if version else "")
-            raise InvalidArgument(f"{which} is not available")
-        return found
-
-    def metrics(self) -> list[Family]:
-        """Return all metrics; `frontend.metrics_text.exposition` writes them down."""
-        node = self._node
-        self._pump()
-        views = [each.view() for model in self._models.values() for each in model.shown()]
-        return node.metrics.families(views, node.exchange.stats(), monotonic_s())
-
-    def _pump(self) -> None:
-        """Read what stubs have written and not yet rung for."""
-        for model in self._models.values():
-            model.pump()
-
     @property
     def zygote_pid(self) -> int | None:
         """The only process that is a child of this one; None while there is none."""
         node = self._node_or_none
         return None if node is None else node.spawner.stats().zygote_pid
-
-    def status(self) -> bytes:
-        """Return `stats` as JSON."""
-        return msgspec.json.encode(self.stats())
-
-    def is_live(self) -> bool:
-        """Whether the loop turns: who asks on the loop has the answer."""
-        return self._node_or_none is not None
-
-    def is_ready(self) -> bool:
-        """Whether every model that should serve does so with all its instances.
-
-        The models' own `is_ready` are not asked; see check_ready.
-        """
-        if self._is_stopping or self._node_or_none is None:
-            return False
-        if not self.settings.strict_readiness:
-            return True
-        models = self._models.values()
-        return self._is_loaded and all(m.is_ready for m in models if m.should_serve)
-
-    async def check_ready(self) -> bool:
-        """Whether it `is_ready`, and the models' own `is_ready` say so, at most a second ago.
-
-        Without strict readiness no model is asked.
-        """
-        if not self.is_ready() or not self.settings.strict_readiness:
-            return self.is_ready()
-        models = [model for model in self._models.values() if model.should_serve]
-        said = await asyncio.gather(*[model.check_ready(READINESS_AGE_S) for model in models])
-        return all(said) and self.is_ready()
-
-    def stats(self) -> SupervisorStats:
-        """Return where the server stands, from real state."""
-        node = self._node
-        self._pump()
-        return SupervisorStats(
-            self.is_live(),
-            self.is_ready(),
-            tuple(model.stats() for model in self._models.values()),
-            node.exchange.stats(),
-        )
 
 
 def _log_process(level: int, text: str) -> None:
