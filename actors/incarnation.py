@@ -36,6 +36,7 @@ from actorserve.state.restart import Restart
 from actorserve.wire.messages import (
     Attached,
     BootFailed,
+    CallTaken,
     CancelCall,
     Executed,
     Finalize,
@@ -113,8 +114,13 @@ class Incarnation:
             first_segment_bytes=node.backend.shm_default_bytes,
             growth_bytes=node.backend.shm_growth_bytes,
         )
-        decoupled = plan.initialize.decoupled
-        self.in_flight = InFlight(plan.name, self._end, node.exchange, decoupled=decoupled)
+        self.in_flight = InFlight(
+            plan.name,
+            self._end,
+            node.exchange,
+            decoupled=plan.initialize.decoupled,
+            most_in_batch=max(1, plan.initialize.max_batch_size),
+        )
         self.calls = CallDesk(node, plan.name, self._end, self.in_flight)
         self._judge = HangJudge(plan.budgets, now_s=monotonic_s())
 
@@ -195,6 +201,8 @@ class Incarnation:
             _log.log(level, "%s", message.message, extra=where)
         elif isinstance(message, CancelCall):
             self.calls.cancel(message)
+        elif isinstance(message, CallTaken):
+            self.calls.taken(message)
         elif isinstance(message, MoveCall):
             self.calls.move(message)
         elif isinstance(message, PhaseEntered):
@@ -202,6 +210,7 @@ class Incarnation:
                 self._begin(*_PHASES[message.phase])
         elif isinstance(message, Initialized):
             self.is_async = message.is_async
+            self.in_flight.looks_between = not message.is_async
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
@@ -269,7 +278,8 @@ class Incarnation:
             return
         self._why = verdict.reason
         if phase is life.Phase.EXECUTING:
-            self.in_flight.expire_begun(
-                DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted")
+            self.in_flight.expire_batch(
+                batch,
+                DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted"),
             )
         self._keeper.feed(life.Hung(self.number, now_s, verdict.reason))

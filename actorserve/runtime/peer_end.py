@@ -89,7 +89,10 @@ class PeerChannel(Generic[M]):
             on_segment=self._on_own_segment,
         )
         self._views = Views()
-        self._send_lock = threading.Lock()
+        # Taken again where a finalizer or signal handler of the user's sends within a sending.
+        self._send_lock = threading.RLock()
+        self._is_sending = False
+        self._unsent: deque[bytes] = deque()
         self._boot_lock = threading.Lock()
         self._arena_lock = threading.Lock()
         self._release_lock = threading.Lock()
@@ -201,11 +204,23 @@ class PeerChannel(Generic[M]):
         if self._severed:
             return
         with self._send_lock:
-            self._sent += 1
-            while not self._up.try_send(data):
-                if not self._up.want_room():
-                    self._sleep(self._room_bell, None)
-                self._up.stop_wanting()
+            if self._is_sending:
+                self._unsent.append(data)
+                return
+            self._is_sending = True
+            try:
+                self._write(data)
+            finally:
+                self._is_sending = False
+            if self._unsent:
+                self.send_encoded(self._unsent.popleft())
+
+    def _write(self, data: bytes) -> None:
+        self._sent += 1
+        while not self._up.try_send(data):
+            if not self._up.want_room():
+                self._sleep(self._room_bell, None)
+            self._up.stop_wanting()
 
     @property
     def max_frame_bytes(self) -> int:
