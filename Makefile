@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 HTTP_PORT ?= 8000
+MINUTES ?= 60
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test check smoke bench bench-peers chaos clean
+.PHONY: install serve serve-pipelines test check smoke bench bench-peers chaos fan-out soak clean
 
 install: $(STAMP)
 
@@ -16,6 +17,9 @@ $(STAMP): setup.cfg pyproject.toml
 
 serve: install
 	$(BIN)/actorserve start examples/repository --http-port $(HTTP_PORT)
+
+serve-pipelines: install
+	$(BIN)/actorserve start examples/pipeline_repository --http-port $(HTTP_PORT)
 
 test: install
 	$(BIN)/python -m pytest
@@ -38,6 +42,12 @@ bench-peers: install  # one by one: what cannot be had for this Python costs onl
 
 chaos: install
 	$(BIN)/python -m pytest tests/faults -m chaos --override-ini addopts=--import-mode=importlib
+
+fan-out: install
+	$(BIN)/python -m pytest tests/faults/test_fan_out.py -m chaos --override-ini addopts=--import-mode=importlib -s
+
+soak: install
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,8 +6,11 @@
       └── CallResponded, one frame for all of a loop's turn ◄──────────┘
 
 Tensors go by handle both ways: the supervisor counts who holds them and copies nothing. A call is
-a request like any other; it knows for which requests it was made, and is cancelled with them. A
-wait holds nothing here but an entry in a table.
+a request like any other; it knows for which requests it was made, and is cancelled when all of
+them are. A wait holds nothing here but an entry in a table.
+
+A stream may be MOST_AHEAD responses ahead of a caller that does not look at them; then its sender
+has to wait, as for any slow client.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from actorserve.actors.response_factory import OnResponse, ResponseFactory
 from actorserve.errors import ActorserveError, DecoupledModel, InvalidArgument, ProtocolError
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.runtime.host_end import HostEnd
+from actorserve.state.request import DISPATCHED, QUEUED
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, ModelInfo
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     CallMoved,
     CallResponded,
+    CallTaken,
     CancelCall,
     Handle,
     Infer,
@@ -40,6 +45,10 @@ from actorserve.wire.tensors import BY_NUMBER
 
 _WIRE_NAMES = tuple(datatype.wire_name for datatype in BY_NUMBER)
 _decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).decode
+
+
+MOST_AHEAD = 1024
+"""Responses of one stream that were sent to the caller and that it has not looked at."""
 
 
 class Callee(Protocol):
@@ -59,6 +68,7 @@ class StubCall:
     """One call from its Infer to its last response."""
 
     __slots__ = (
+        "ahead",
         "desk",
         "factory",
         "is_dropped",
@@ -67,6 +77,7 @@ class StubCall:
         "parents",
         "target",
         "waits",
+        "withheld",
     )
 
     def __init__(self, desk: CallDesk, message: Infer, parents: list[ResponseFactory]) -> None:
@@ -78,6 +89,8 @@ class StubCall:
         self.target: tuple[str, str] = ("", "")  # the model and version that it reached
         self.factory: ResponseFactory | None = None
         self.is_dropped = False
+        self.ahead = 0  # responses that the caller has not looked at, as far as it has said
+        self.withheld = 0  # of them, those for which the callee has had no credit
 
     def on_response(self, response: InferResponse) -> None:
         """Send a response of the callee on to the caller."""
@@ -85,8 +98,33 @@ class StubCall:
             self.desk.ended(self)
         if not self.is_dropped:
             self.desk.post(self, response)
+
+    def sent(self) -> None:
+        """Hear that a response which is not the last is on its way to the caller."""
+        self.ahead += 1
+        if self.ahead > MOST_AHEAD:
+            self.withheld += 1
+            self.desk.held_up(self)
         elif self.factory is not None:
             self.factory.consumed()
+
+    def taken(self, count: int) -> None:
+        """Hear that the caller has looked at some, or may be unable to before others go on."""
+        self.ahead -= count
+        released = min(count, self.withheld)
+        if released and self.factory is not None:
+            self.withheld -= released
+            self.factory.consumed(released)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a response has come, so that its model surely works on it."""
+        return self.factory is None or self.factory.state not in (QUEUED, DISPATCHED)
+
+    def parent_cancelled(self) -> None:
+        """Cancel, unless one of the requests that it was made for still wants its answer."""
+        if self.factory is not None and all(each.is_cancelled for each in self.parents):
+            self.factory.cancel()
 
 
 class CallDesk:
@@ -140,9 +178,9 @@ class CallDesk:
         for parent in parents:
             if parent.children is None:
                 parent.children = set()
-            parent.children.add(factory)
-            if parent.is_cancelled:
-                factory.cancel()
+            parent.children.add(call)
+        if parents:
+            call.parent_cancelled()
         self._node.watch_call(call)
 
     def _route(self, message: Infer) -> Callee:
@@ -174,6 +212,16 @@ class CallDesk:
         if factory is not None:
             factory.disconnect()
 
+    def taken(self, message: CallTaken) -> None:
+        """Hear that the caller has looked at responses; nothing where the call has ended."""
+        call = self._calls.get(message.call)
+        if call is not None:
+            call.taken(message.count)
+
+    def held_up(self, call: StubCall) -> None:
+        """Hear that a sender waits for this caller."""
+        self._node.watch_call(call)
+
     def move(self, message: MoveCall) -> None:
         """Send what comes for a call on the control lane from now on."""
         self._flush()
@@ -185,10 +233,11 @@ class CallDesk:
     def ended(self, call: StubCall) -> None:
         """Forget a call that has its last response, or needs none."""
         self._calls.pop(call.number, None)
-        factory, call.factory = call.factory, None  # each has the other: nothing waits for a GC
+        call.factory = None  # each has the other: nothing waits for a GC
         for parent in call.parents:
-            if parent.children is not None and factory is not None:
-                parent.children.discard(factory)
+            if parent.children is not None:
+                parent.children.discard(call)
+        call.parents = []
 
     def close(self) -> None:
         """Drop every call: the stub is dead."""
@@ -216,8 +265,8 @@ class CallDesk:
             if lane and not self._is_closed:
                 self._send(lane, on_control=on_control)
         for call, response in posted:
-            if call.factory is not None and not response.final:
-                call.factory.consumed()
+            if not response.final:
+                call.sent()
 
     def _send(self, posted: list[tuple[StubCall, InferResponse]], *, on_control: bool) -> None:
         """Send responses in one frame, or in several where they do not fit."""
@@ -270,6 +319,7 @@ def _request(message: Infer, inputs: list[InferTensor]) -> InferRequest:
         bool(message.flags & 2),
         timeout_us=message.timeout_us,
         takes_stream=message.decoupled,
+        is_call=True,
     )
 
 

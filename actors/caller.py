@@ -7,14 +7,19 @@ Whichever thread reads a lane calls `put`; everything else is the waiting side's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from actorserve.runtime.stub_end import StubEnd
+from actorserve.triton.error import TritonModelException
 from actorserve.triton.response import InferenceResponse
 from actorserve.wire.messages import CallResponded, WireResponse
+
+REPORT_EVERY = 256
+"""Responses of a stream after which the supervisor hears how many were taken."""
 
 
 class Switchboard(Protocol):
@@ -31,13 +36,13 @@ class Switchboard(Protocol):
         """Return a number that no other call of this stub has."""
 
     def response(self, wire: WireResponse) -> InferenceResponse:
-        """Turn what came into a response."""
+        """Turn what came into a response, whose death gives its tensors back."""
 
     def with_bodies(self, wire: WireResponse) -> WireResponse:
         """Return a response whose bodies are in the message."""
 
-    def give_back(self, wire: WireResponse) -> None:
-        """Return the tensors of a response that nobody looks at."""
+    def taken(self, number: int, count: int) -> None:
+        """Say that so many more responses of a stream were looked at."""
 
     def cancel(self, number: int) -> None:
         """Ask for the end of a call."""
@@ -50,31 +55,41 @@ class Switchboard(Protocol):
 
 
 class WaitedCall:
-    """A call whose responses a thread waits for; see triton.response_iterator.Source."""
+    """A call whose responses a thread waits for; see triton.response_iterator.Source.
 
-    __slots__ = ("_calls", "_is_over", "_queue", "number", "on_control")
+    One thread at a time. What is in the queue when nobody wants it any more goes with it.
+    """
+
+    __slots__ = ("_calls", "_is_over", "_queue", "_taken", "number", "on_control")
 
     def __init__(self, calls: Switchboard, *, on_control: bool) -> None:
         self.number = calls.next_number()
         self.on_control = on_control
         self._calls = calls
-        self._queue: SimpleQueue[WireResponse] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[InferenceResponse, bool]] = SimpleQueue()
         self._is_over = False
+        self._taken = 0
 
     def put(self, wire: WireResponse) -> None:
         """Take a response."""
-        self._queue.put(wire)
+        self._queue.put((self._calls.response(wire), wire.final))
 
     def next(self) -> InferenceResponse | None:
         """Return the next response, waiting for it; None after the last."""
         if self._is_over:
             return None
-        wire = self._take()
-        if wire.final:
-            self._is_over = True
-        return self._calls.response(wire)
+        if self._calls.end.is_severed:
+            raise TritonModelException(
+                "The responses to a call come to the process that made it, not to a fork of it."
+            )
+        response, self._is_over = self._take()
+        self._taken += 1
+        if self._taken == REPORT_EVERY:
+            self._calls.taken(self.number, REPORT_EVERY)
+            self._taken = 0
+        return response
 
-    def _take(self) -> WireResponse:
+    def _take(self) -> tuple[InferenceResponse, bool]:
         if self.on_control or not self._queue.empty():
             return self._queue.get()
         if self._calls.is_on_main():
@@ -83,7 +98,7 @@ class WaitedCall:
         self._calls.move(self.number)
         return self._queue.get()
 
-    def _read(self) -> WireResponse:
+    def _read(self) -> tuple[InferenceResponse, bool]:
         """Read the work lane until a response is there. Main thread only."""
         end, queue = self._calls.end, self._queue
         try:
@@ -105,13 +120,6 @@ class WaitedCall:
         if not self._is_over:
             self._calls.drop(self.number)
 
-    def leave(self) -> list[WireResponse]:
-        """Return what nobody has taken."""
-        left = []
-        while not self._queue.empty():
-            left.append(self._queue.get())
-        return left
-
 
 class AwaitedCall:
     """A call whose one response a coroutine awaits."""
@@ -130,30 +138,21 @@ class AwaitedCall:
 
     def put(self, wire: WireResponse) -> None:
         """Take the response, in the future's own loop."""
+        response = self._calls.response(wire)
         if threading.get_ident() == self._thread:
-            self._resolve(wire)
+            self._resolve(response)
             return
-        try:
-            self._loop.call_soon_threadsafe(self._resolve, wire)
-        except RuntimeError:  # the loop is closed: nobody waits
-            self._calls.give_back(wire)
+        # Where the loop is closed nobody waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._resolve, response)
 
-    def _resolve(self, wire: WireResponse) -> None:
-        if self.future.done():
-            self._calls.give_back(wire)
-            return
-        try:
-            self.future.set_result(self._calls.response(wire))
-        except Exception as error:
-            self.future.set_exception(error)
+    def _resolve(self, response: InferenceResponse) -> None:
+        if not self.future.done():
+            self.future.set_result(response)
 
     def _on_done(self, future: asyncio.Future[InferenceResponse]) -> None:
         if future.cancelled():
             self._calls.drop(self.number)
-
-    def leave(self) -> list[WireResponse]:
-        """Nothing is kept here."""
-        return []
 
 
 class RelayedCall:
@@ -170,7 +169,3 @@ class RelayedCall:
     def put(self, wire: WireResponse) -> None:
         """Send the response on, with its bodies."""
         self._respond(CallResponded([self._calls.with_bodies(wire)]))
-
-    def leave(self) -> list[WireResponse]:
-        """Nothing is kept here."""
-        return []

@@ -37,6 +37,7 @@ from actorserve.triton.response_iterator import ResponseIterator
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     INLINE_BYTES,
+    CallTaken,
     CancelCall,
     Handle,
     Infer,
@@ -66,9 +67,6 @@ class Call(Protocol):
 
     def put(self, wire: WireResponse) -> None:
         """Take a response; any thread."""
-
-    def leave(self) -> list[WireResponse]:
-        """Want nothing more; returns the responses that nobody has taken."""
 
 
 class Calls:
@@ -231,10 +229,19 @@ class Calls:
         error = wire.error
         if error is not None:
             return InferenceResponse(error=TritonError(error.message, _api_code(error.code)))
-        response = InferenceResponse([self._bodies.tensor(tensor) for tensor in wire.outputs])
+        try:
+            response = InferenceResponse([self._bodies.tensor(tensor) for tensor in wire.outputs])
+        except ActorserveError as problem:
+            # Whichever thread reads the lane is not the one to hear that.
+            return InferenceResponse(error=TritonError(f"Unexpected response: {problem.message}"))
         if wire.parameters != "{}":
             response._parameters = wire.parameters
         return response
+
+    def taken(self, number: int, count: int) -> None:
+        """Say that so many more responses of a stream were looked at; nothing after its end."""
+        if number in self._open:
+            self.end.send(CallTaken(number, count))
 
     def cancel(self, number: int) -> None:
         """Ask for the end of a call; nothing where it has ended."""
@@ -258,20 +265,14 @@ class Calls:
         self.end.wake_control()
 
     def reap(self) -> None:
-        """Cancel what was dropped, and give its tensors back. Control thread."""
+        """Cancel what was dropped. Control thread."""
         while self._dropped:
             number = self._dropped.popleft()
-            call = self._open.pop(number, None)
-            if call is not None:
-                for wire in call.leave():
-                    self._give_back(wire)
+            if self._open.pop(number, None) is not None:
                 self.end.send(CancelCall(number, is_dropped=True))
 
-    def give_back(self, wire: WireResponse) -> None:
-        """Return the tensors of a response that nobody looks at."""
-        self._give_back(wire)
-
     def _give_back(self, wire: WireResponse) -> None:
+        """Return the tensors of a response that nobody looks at."""
         self.end.give_back([t.data for t in wire.outputs if isinstance(t.data, Handle)])
 
 

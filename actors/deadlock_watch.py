@@ -4,12 +4,16 @@
 Looks only while a call waits in a queue, ten times a second, and ends one call per model at a
 look: the newest, since its caller has waited least. What is certain ends at once, what is only
 probable (state/deadlock.py) after PROBABLE_S.
+
+A sender that waits for its caller to read may keep its instance from another call, for which that
+caller waits, directly or not. So it gets credit for what it has sent, a window at each look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from actorserve.actors.call_desk import CallDesk, StubCall
@@ -39,8 +43,10 @@ class DeadlockWatch:
         self.ended = 0
 
     def note(self, call: StubCall) -> None:
-        """Hear of a call that has been made; one that waits in a queue is looked after."""
-        if self._timer is None and call.factory is not None and call.factory.state == QUEUED:
+        """Hear of a call that was made or is held up; one that waits is looked after."""
+        if self._timer is not None or call.factory is None:
+            return
+        if call.withheld or call.factory.state == QUEUED:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def close(self) -> None:
@@ -52,22 +58,32 @@ class DeadlockWatch:
     def _look(self) -> None:
         self._timer = None
         try:
-            if self._end_the_dead():
+            if self._look_after():
                 self._timer = self._loop.call_later(LOOK_S, self._look)
         except Exception:
             _log.exception("looking for calls that wait for each other failed")
 
-    def _end_the_dead(self) -> bool:
-        """End what can never be served; False where no call waits in a queue."""
+    def _look_after(self) -> bool:
+        """Do what can be done; False where no call waits."""
         nodes: list[InstanceNode] = []
         calls: list[tuple[StubCall, CallNode]] = []
-        names: dict[tuple[str, str], list[str]] = {}
+        names: dict[object, list[str]] = {}
         for model, version, instances in self._instances():
             names[model, version] = [each.name for each in instances]
             for instance in instances:
                 nodes.append(InstanceNode(instance, (model, version), instance.could_take))
                 if instance.calls is not None:
                     calls += _nodes(instance, instance.calls)
+        is_held_up = _release([call for call, _ in calls])
+        return self._end_the_dead(nodes, calls, names) or is_held_up
+
+    def _end_the_dead(
+        self,
+        nodes: list[InstanceNode],
+        calls: list[tuple[StubCall, CallNode]],
+        names: dict[object, list[str]],
+    ) -> bool:
+        """End what can never be served; False where no call waits in a queue."""
         queued = {call for call, node in calls if node.runs_at is None}
         if not queued:
             self._suspects.clear()
@@ -86,12 +102,13 @@ class DeadlockWatch:
                 best = newest.get(node.model)
                 if best is None or _age(call) > _age(best):
                     newest[node.model] = call
-        for (model, version), call in newest.items():  # type: ignore[misc]
-            self._end(call, model, names.get((model, version), []))
+        for model, call in newest.items():
+            self._end(call, names.get(model, []))
         return True
 
-    def _end(self, call: StubCall, model: str, instances: list[str]) -> None:
+    def _end(self, call: StubCall, instances: list[str]) -> None:
         self.ended += 1
+        model = call.target[0]
         error = Unavailable(
             f"the call of '{call.desk.caller}' to model '{model}' can never be served: "
             f"every instance of it ({', '.join(instances)}) waits for calls that it has made "
@@ -100,6 +117,17 @@ class DeadlockWatch:
         _log.error("%s", error.message)
         if call.factory is not None:
             call.factory.fail(error)
+
+
+def _release(calls: list[StubCall]) -> bool:
+    """Let senders go on that keep other calls from their model; False where none is held up."""
+    held_up = [call for call in calls if call.withheld]
+    if held_up:
+        waiting = Counter(call.target for call in calls if not call.has_begun)
+        for call in held_up:
+            if waiting[call.target]:
+                call.taken(call.withheld)
+    return bool(held_up)
 
 
 def _age(call: StubCall) -> int:

@@ -40,12 +40,6 @@ from actorserve.wire.messages import (
     WireResponse,
 )
 
-_NOT_TAKEN = (
-    "execute returned None and no response sender was taken: nothing could ever answer the "
-    "request(s)"
-)
-_NONE_ELEMENT = "execute returned None for a request whose response sender was not taken"
-
 
 class Batch:
     """A batch in execution. `responses` are those that go with its end."""
@@ -206,14 +200,12 @@ class Execution:
         if problem is not None:
             self._fail(batch, problem)
             return
-        answers = [None] * len(batch.live) if result is None else result
         room = Room()
-        text = _NOT_TAKEN if result is None else _NONE_ELEMENT
-        for reply, answer in zip(batch.replies, answers):
+        for reply, answer in zip(batch.replies, result or ()):
             if answer is not None:
                 self._answer(batch, reply, answer, room)
-            elif not reply.is_taken:
-                self._fail_one(batch, reply, self.replies.failure(text))
+        # Those without an answer have a sender, or the model has kept their requests and will ask
+        # for it later; a request that it has let go is ended when its reply is, see Reply.
 
     def _answer(self, batch: Batch, reply: Reply, answer: InferenceResponse, room: Room) -> None:
         if reply.answered():
@@ -255,13 +247,8 @@ class Execution:
         if not batch.replies:  # not even the requests could be made
             batch.responses += [error_response(wire.id, message) for wire in batch.live]
         for reply in batch.replies:
-            self._fail_one(batch, reply, message)
-
-    def _fail_one(self, batch: Batch, reply: Reply, message: str) -> None:
-        if reply.is_taken:
-            reply.fail(message)  # in the order of what its sender has sent
-        elif reply.answered():
-            batch.responses.append(error_response(reply.wire.id, message))
+            if reply.fail(message):
+                batch.responses.append(error_response(reply.wire.id, message))
 
     def _finish(self, batch: Batch) -> None:
         """Send the batch's end. The requests are gone: only now is seen what the model has kept."""

@@ -26,16 +26,20 @@ from actorserve.runtime.exchange import Exchange
 from actorserve.runtime.host_end import HostEnd
 from actorserve.state.statistics import Reason, Timing
 from actorserve.wire.codec import encode
-from actorserve.wire.messages import Execute, Executed, Granted, WireRequest, WireResponse
+from actorserve.wire.messages import Execute, Executed, WireRequest, WireResponse
 
 NO_SLOT = -1
 """The cancel slot of a request beyond the page's slots: it cannot be told, only its end dropped."""
 
 
-WINDOW = 64
+WINDOW = 256
+LARGE_WINDOW = 64
 LEAST_WINDOW = 8
 WINDOWS_TOTAL = 1024
-"""Responses on their way: of one request at most and at least, and of a stub altogether."""
+"""Responses on their way: of one request at most and at least, and of a stub altogether.
+
+The large window is for requests whose responses hold shared memory, and for the first ones of all.
+"""
 
 UNLIMITED = 1 << 62
 
@@ -54,17 +58,25 @@ class InFlight:
     """What is at one stub. Belongs to the supervisor's loop."""
 
     def __init__(
-        self, instance: str, end: HostEnd, exchange: Exchange, *, decoupled: bool = False
+        self,
+        instance: str,
+        end: HostEnd,
+        exchange: Exchange,
+        *,
+        decoupled: bool = False,
+        most_in_batch: int = 1,
     ) -> None:
         self._instance = instance
         self._decoupled = decoupled
         self._end = end
         self._exchange = exchange
         self.owner: object = None  # the instance
+        self.looks_between = False  # the stub looks for work after each batch, before it sleeps
         self._number = 0
         self._batches: dict[int, list[ResponseFactory]] = {}
         self._requests: dict[int, ResponseFactory] = {}
         self._slots = list(range(end.page.cancel_slots))
+        self._slots_for_batch = min(most_in_batch, len(self._slots))
         self.executed = 0
         self.late_responses = 0
 
@@ -79,8 +91,8 @@ class InFlight:
 
     @property
     def has_slots(self) -> bool:
-        """Whether another request could be told to stop, or to wait."""
-        return bool(self._slots)
+        """Whether the requests of another batch could be told to stop, or to wait."""
+        return len(self._slots) >= self._slots_for_batch
 
     def request(self, key: int) -> ResponseFactory | None:
         """Return a request that is here."""
@@ -104,7 +116,7 @@ class InFlight:
                 continue
             factory.dispatched_s = now_s
             if self._decoupled and slot != NO_SLOT:
-                factory.granted = factory.taken + self._window()
+                factory.granted = factory.taken + self._window(factory)
                 self._end.page.grant(slot, factory.key, factory.granted)
             wires.append(wire)
             sent.append(factory)
@@ -126,7 +138,10 @@ class InFlight:
     ) -> None:
         tensors = [tensor for wire in wires for tensor in wire.inputs]
         try:
-            self._end.send_encoded(data, tensors)
+            # Work that is sent ahead needs no bell. If the stub sleeps already, the end of its
+            # last batch is on its way here: see `finish`.
+            wakes = not (self._batches and self.looks_between)
+            self._end.send_encoded(data, tensors, wakes=wakes)
         except ActorserveError as error:
             self._refuse(sent, error)
             return
@@ -159,7 +174,7 @@ class InFlight:
         """Grant what the client has taken and a window more, in steps of half a window."""
         if not self._decoupled:
             return
-        window = self._window()
+        window = self._window(factory)
         total = factory.taken + window
         if total - factory.granted >= window >> 1:
             self._grant(factory, total)
@@ -174,10 +189,11 @@ class InFlight:
             return
         factory.granted = total
         if self._end.page.grant(factory.cancel_slot, factory.key, total):
-            self._end.send_control(Granted([factory.key]))
+            self._end.tell_of_credit(factory.key)
 
-    def _window(self) -> int:
-        return max(LEAST_WINDOW, min(WINDOW, WINDOWS_TOTAL // (len(self._requests) + 1)))
+    def _window(self, factory: ResponseFactory) -> int:
+        most = LARGE_WINDOW if factory.is_large else WINDOW
+        return max(LEAST_WINDOW, min(most, WINDOWS_TOTAL // (len(self._requests) + 1)))
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -203,6 +219,8 @@ class InFlight:
         # Not before: where a response is broken, the stub's death settles the whole batch.
         del self._batches[executed.batch]
         self.executed += 1
+        if self._batches and self.looks_between:
+            self._end.wake()
         still_open = set(executed.still_open)
         for factory in factories:
             if factory.key in self._requests and factory.key not in still_open:
@@ -239,10 +257,9 @@ class InFlight:
                 lost.retried.extend([each for each in factories if each.lose_stub(error)])
         return lost
 
-    def expire_begun(self, error: ActorserveError) -> None:
-        """End the requests of the batch in execution now, though the stub still has them."""
-        begun = self._end.page.last_begun()
-        for factory in self._batches.get(begun, ()):
+    def expire_batch(self, batch: int, error: ActorserveError) -> None:
+        """End the requests of a batch in execution, though the stub still has them."""
+        for factory in self._batches.get(batch, ()):
             factory.reason = Reason.BACKEND
             factory.expire(error)
 

@@ -40,6 +40,7 @@ from actorserve.wire.messages import (
     Asked,
     Attached,
     BootFailed,
+    CallTaken,
     CancelCall,
     Executed,
     Finalize,
@@ -125,8 +126,13 @@ class Incarnation:
             first_segment_bytes=node.backend.shm_default_bytes,
             growth_bytes=node.backend.shm_growth_bytes,
         )
-        decoupled = plan.initialize.decoupled
-        self.in_flight = InFlight(plan.name, self._end, node.exchange, decoupled=decoupled)
+        self.in_flight = InFlight(
+            plan.name,
+            self._end,
+            node.exchange,
+            decoupled=plan.initialize.decoupled,
+            most_in_batch=max(1, plan.initialize.max_batch_size),
+        )
         self.calls = CallDesk(node, plan.name, self._end, self.in_flight)
         self.answers = AnswerDesk(node, self._end, self._asker)
         session = node.metrics.registry.session(keeper.metrics_holder)
@@ -224,6 +230,8 @@ class Incarnation:
             self.readiness.take(message)
         elif isinstance(message, CancelCall):
             self.calls.cancel(message)
+        elif isinstance(message, CallTaken):
+            self.calls.taken(message)
         elif isinstance(message, MoveCall):
             self.calls.move(message)
         elif isinstance(message, PhaseEntered):
@@ -232,6 +240,7 @@ class Incarnation:
         elif isinstance(message, Initialized):
             self.is_async = message.is_async
             self.readiness.has_hook = message.has_is_ready
+            self.in_flight.looks_between = not message.is_async
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
@@ -313,8 +322,9 @@ class Incarnation:
             return
         self._why = verdict.reason
         if phase is life.Phase.EXECUTING:
-            self.in_flight.expire_begun(
-                DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted")
+            self.in_flight.expire_batch(
+                batch,
+                DeadlineExceeded(f"stub '{self._name}' {verdict.reason} and is restarted"),
             )
         self._keeper.feed(life.Hung(self.number, now_s, verdict.reason))
 

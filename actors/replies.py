@@ -31,12 +31,15 @@ thread_errors = threading.local()
 
 
 class Waiting(Protocol):
-    """A reply that waits for credit."""
+    """A sender that waits for credit (sending.py)."""
 
     wire: WireRequest
 
     def granted(self) -> None:
         """Hear that there is more."""
+
+    def end(self, wire: WireResponse) -> None:
+        """Send this, and nothing more."""
 
 
 class Replies:
@@ -48,43 +51,55 @@ class Replies:
         self.end = end
         self.instance = instance
         self.decoupled = decoupled
-        self.page_lock = threading.Lock()
         self.before_send: Callable[[], None] = lambda: None
         """Called before answers leave: what the model measured until then is to arrive before."""
+        # Both are taken again by a finalizer of the model's that sends while this thread has them.
+        self.lock = threading.RLock()  # for a moment: whether a request has a sender
+        self._page_lock = threading.RLock()
         self._bodies = bodies
         self._model_path = model_path
-        self._abandoned: deque[tuple[int, str]] = deque()
+        self._abandoned: deque[tuple[int, Waiting | None, str]] = deque()
         self._waiting: dict[int, Waiting] = {}
 
     # --- credit and finalizers -------------------------------------------------------------------
 
-    def wait_for(self, reply: Waiting) -> None:
-        """Have the control thread tell this reply of new credit; it is kept alive meanwhile."""
-        self._waiting[reply.wire.id] = reply
+    def want_credit(self, sending: Waiting) -> int:
+        """Announce on the page that a sender waits; returns what is granted now.
 
-    def waits_no_more(self, reply: Waiting) -> None:
-        """Forget it."""
-        self._waiting.pop(reply.wire.id, None)
+        The control thread tells it of more; it is kept alive meanwhile.
+        """
+        wire = sending.wire
+        self._waiting[wire.id] = sending
+        with self._page_lock:
+            return self.end.page.want_credit(wire.cancel_slot, wire.id)
+
+    def want_no_credit(self, sending: Waiting) -> None:
+        """Take the announcement back, while the slot is still the request's."""
+        with self._page_lock:
+            self.end.page.stop_wanting_credit(sending.wire.cancel_slot)
+        self._waiting.pop(sending.wire.id, None)
 
     def granted(self, requests: list[int]) -> None:
-        """Tell replies that there is more credit. Control thread."""
+        """Tell senders that there is more credit. Control thread."""
         for number in requests:
-            reply = self._waiting.get(number)
-            if reply is not None:
-                reply.granted()
+            sending = self._waiting.get(number)
+            if sending is not None:
+                sending.granted()
 
-    def abandon(self, request: int, why: str) -> None:
+    def abandon(self, request: int, sending: Waiting | None, why: str) -> None:
         """Note a request that nobody can answer any more; called by finalizers, anywhere."""
-        self._abandoned.append((request, why))
+        self._abandoned.append((request, sending, why))
         self.end.wake_control()
 
     def reap(self) -> None:
         """End what was abandoned. Control thread."""
         while self._abandoned:
-            number, why = self._abandoned.popleft()
-            text = "the response sender was dropped before the final response was sent"
-            text = self.failure(f"{text}: {why}" if why else text)
-            self.send(error_response(number, text))
+            number, sending, why = self._abandoned.popleft()
+            wire = error_response(number, self.failure(why))
+            if sending is None:
+                self.send(wire)
+            else:
+                sending.end(wire)  # after what it has kept
 
     # --- responses -------------------------------------------------------------------------------
 

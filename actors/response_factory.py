@@ -79,6 +79,13 @@ class Place(Protocol):
         """Let its sender send whatever it likes: it is dropped."""
 
 
+class Child(Protocol):
+    """A call that was made for a request."""
+
+    def parent_cancelled(self) -> None:
+        """Hear that the request was cancelled; others may want the call still."""
+
+
 class Desk(Protocol):
     """Where requests wait and run: the scheduler, as a factory needs it."""
 
@@ -98,9 +105,10 @@ class ResponseFactory(Life):
     `rows`, `signature`, `arrival_s` (monotonic), `priority` and `timeout_us` are what the queue
     goes by; see state/backlog.py. `place` is where it is at a stub, None while it is at none.
     `taken` and `granted` count the responses that the client has taken and that may be sent in
-    all. `children` are the calls that were made for it, which are cancelled with it. For those
-    who count there are `dispatched_s`, the `timing` of its batch once that is known, and the
-    `reason` where it `has_failed`.
+    all; `is_large` says that its last response was shared memory, or there was none yet.
+    `children` are the calls that were made for it, which are cancelled with it. For those who
+    count there are `dispatched_s`, the `timing` of its batch once that is known, and the `reason`
+    where it `has_failed`.
     """
 
     __slots__ = (
@@ -120,6 +128,8 @@ class ResponseFactory(Life):
         "dropped",
         "granted",
         "has_failed",
+        "is_call",
+        "is_large",
         "key",
         "lacks_timing",
         "place",
@@ -155,11 +165,13 @@ class ResponseFactory(Life):
         self.signature = signature
         self.priority = request.priority
         self.timeout_us = request.timeout_us
+        self.is_call = request.is_call
         self.arrival_s = arrival_s
         self.cancel_slot = 0
-        self.children: set[ResponseFactory] | None = None
+        self.children: set[Child] | None = None
         self.place: Place | None = None
         self.taken = self.granted = 0
+        self.is_large = True
         self.dropped = 0
         self.has_failed = self.lacks_timing = False
         self.counts = desk.counts
@@ -249,9 +261,11 @@ class ResponseFactory(Life):
             self.reason = Reason.CANCELED if is_cancel else Reason.BACKEND
             return self._failure(error_for(error.code, error.message), wire.final)
         outputs = []
+        self.is_large = False
         for tensor in wire.outputs:
             body = tensor.data
             if isinstance(body, Handle):
+                self.is_large = True
                 data = self._exchange.receive(peer, body)
             else:
                 data = memoryview(body)
@@ -354,7 +368,7 @@ class ResponseFactory(Life):
             if self.place is not None:
                 self.place.tell_cancelled(self)
             for child in list(self.children or ()):
-                child.cancel()
+                child.parent_cancelled()
         if self.state == GONE and self.place is not None:
             self.place.lift_credit(self)
         if todo & FAIL:

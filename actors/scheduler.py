@@ -178,7 +178,21 @@ class Scheduler:
             room = instance.room
             if room > most:
                 best, most = instance, room
-        return best
+        return self._ahead() if best is None else best
+
+    def _ahead(self) -> Instance | None:
+        """Return the only instance, if it calls other models and can have its next request now.
+
+        Else it would sleep between two requests. What another model asks is not sent ahead: it
+        has to be seen that it waits, in a circle perhaps, for whoever runs before it.
+        """
+        queue = self._queue
+        if len(self._instances) != 1 or not isinstance(queue, PlainQueue):
+            return None
+        first = next(iter(queue), None)
+        if first is None or first.is_call or self._instances[0].room_ahead <= 0:
+            return None
+        return self._instances[0]
 
     def _run(self) -> None:
         """Dispatch whatever can be; a dispatch that comes back here is left to the outer one."""

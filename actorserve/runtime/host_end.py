@@ -38,6 +38,7 @@ from actorserve.wire.codec import decode_to_supervisor, encode
 from actorserve.wire.messages import (
     PROTOCOL,
     Attached,
+    Granted,
     Handle,
     Hello,
     MapSegment,
@@ -184,10 +185,20 @@ class HostChannel(Generic[M]):
         """
         self.send_encoded(encode(message), tensors)
 
-    def send_encoded(self, data: bytes, tensors: Sequence[WireTensor] = ()) -> None:
-        """Send an encoded message on the work lane; see `send`."""
+    def send_encoded(
+        self, data: bytes, tensors: Sequence[WireTensor] = (), *, wakes: bool = True
+    ) -> None:
+        """Send an encoded message on the work lane; see `send`.
+
+        Where it `wakes` nobody, the stub finds it when it has done what it has; see `wake`.
+        """
         handles = [tensor.data for tensor in tensors if isinstance(tensor.data, Handle)]
-        self.send_with_handles(data, handles)
+        self.send_with_handles(data, handles, wakes=wakes)
+
+    def wake(self) -> None:
+        """Ring for what was sent on the work lane, if the stub sleeps."""
+        if not self._closed:
+            self._work.wake()
 
     def send_with_handles(
         self,
@@ -196,6 +207,7 @@ class HostChannel(Generic[M]):
         *,
         on_control: bool = False,
         is_bounded: bool = True,
+        wakes: bool = True,
     ) -> None:
         """Send an encoded message that names these handles; see `send`.
 
@@ -204,7 +216,8 @@ class HostChannel(Generic[M]):
         """
         if handles:
             self._exchange.announce(self, handles)
-        self._push(self._control if on_control else self._work, data, is_bounded)
+        producer = self._control if on_control else self._work
+        self._push(producer, data, is_bounded, wakes=wakes)
         if handles:
             self._exchange.lend(self, handles)
 
@@ -212,7 +225,9 @@ class HostChannel(Generic[M]):
         """Send on the control lane."""
         self._push(self._control, encode(message))
 
-    def _push(self, producer: Producer, data: bytes, is_bounded: bool = True) -> None:
+    def _push(
+        self, producer: Producer, data: bytes, is_bounded: bool = True, *, wakes: bool = True
+    ) -> None:
         if self._closed:
             return
         self._sent += 1
@@ -222,7 +237,8 @@ class HostChannel(Generic[M]):
                 if producer.try_send(data):
                     return
             elif producer.try_post(data):
-                self._wake_stub()
+                if wakes:
+                    self._wake_stub()
                 return
         if is_bounded and len(backlog) >= BACKLOG_MESSAGES:
             raise ResourceExhausted(
@@ -402,3 +418,18 @@ class HostEnd(HostChannel[ToSupervisor]):
             first_segment_bytes=first_segment_bytes,
             growth_bytes=growth_bytes,
         )
+        self._credited: list[int] = []
+
+    def tell_of_credit(self, request: int) -> None:
+        """Wake a request's sender, which waits for credit: with all others of this loop's turn.
+
+        A client often takes several responses in one turn, and each ring is a system call here
+        and a switch of threads there.
+        """
+        if not self._credited:
+            self._loop.call_soon(self._tell_of_credit)
+        self._credited.append(request)
+
+    def _tell_of_credit(self) -> None:
+        requests, self._credited = self._credited, []
+        self.send_control(Granted(list(dict.fromkeys(requests))))

@@ -90,8 +90,10 @@ class PeerChannel(Generic[M]):
             on_segment=self._on_own_segment,
         )
         self._views = Views()
-        self._send_lock = threading.Lock()
-        self._sender = 0  # the thread that sends now
+        # Taken again where a finalizer or signal handler of the user's sends within a sending.
+        self._send_lock = threading.RLock()
+        self._is_sending = False
+        self._unsent: deque[bytes] = deque()
         self._boot_lock = threading.Lock()
         self._arena_lock = threading.Lock()
         self._release_lock = threading.Lock()
@@ -203,34 +205,37 @@ class PeerChannel(Generic[M]):
         if self._severed:
             return
         with self._send_lock:
-            self._sender = threading.get_ident()
+            if self._is_sending:
+                self._unsent.append(data)
+                return
+            self._is_sending = True
             try:
-                self._sent += 1
-                while not self._up.try_send(data):
-                    if not self._up.want_room():
-                        self._sleep(self._room_bell, None)
-                    self._up.stop_wanting()
+                self._write(data)
             finally:
-                self._sender = 0
+                self._is_sending = False
+            if self._unsent:
+                self.send_encoded(self._unsent.popleft())
+
+    def _write(self, data: bytes) -> None:
+        self._sent += 1
+        while not self._up.try_send(data):
+            if not self._up.want_room():
+                self._sleep(self._room_bell, None)
+            self._up.stop_wanting()
 
     def try_send_encoded(self, data: bytes) -> bool:
         """Send an encoded message if there is room for it at once; False if there is none.
 
         May be called by a finalizer in the very thread that is sending just now: False, too.
         """
-        me = threading.get_ident()
-        if self._severed or self._sender == me:
+        if self._severed or not self._send_lock.acquire(timeout=TRY_SEND_S):
             return False
-        if not self._send_lock.acquire(timeout=TRY_SEND_S):
-            return False
-        self._sender = me
         try:
-            if not self._up.try_send(data):
+            if self._is_sending or not self._up.try_send(data):
                 return False
             self._sent += 1
             return True
         finally:
-            self._sender = 0
             self._send_lock.release()
 
     @property

@@ -6,7 +6,8 @@
 
 A queued call is dead when every instance of its model is stuck, and an instance is stuck when it
 has no room and waits for dead calls only. What can move is found first, and all else is dead: so
-a long chain, which ends somewhere, is not.
+a long chain, which ends somewhere, is not. What runs or waits at a place that is not among the
+instances can move, as far as anybody knows.
 
 Not every instance that has made calls waits for them. A stub whose main thread does nothing else
 until the answer is there says so (`waits`), and then the verdict is certain. Of the others it is
@@ -58,7 +59,8 @@ def dead_calls(
     blocking = {
         each.key: _awaited(made[each.key], is_certain) for each in instances if not each.is_free
     }
-    alive = {each.key for each in instances if not blocking.get(each.key)}
+    known = {each.key for each in instances}
+    alive = {key for key in known if not blocking.get(key)}
     living: set[Key] = set()
     while True:
         grown = [
@@ -66,9 +68,9 @@ def dead_calls(
             for call in calls
             if call.key not in living
             and (
-                call.runs_at in alive
+                call.runs_at in alive or call.runs_at not in known
                 if call.runs_at is not None
-                else any(key in alive for key in of_model[call.model])
+                else not of_model[call.model] or any(key in alive for key in of_model[call.model])
             )
         ]
         living.update(grown)
@@ -80,11 +82,7 @@ def dead_calls(
         alive.update(freed)
         if not grown and not freed:
             break
-    return [
-        call.key
-        for call in calls
-        if call.runs_at is None and call.key not in living and of_model[call.model]
-    ]
+    return [call.key for call in calls if call.runs_at is None and call.key not in living]
 
 
 def _awaited(calls: list[CallNode], is_certain: bool) -> list[CallNode]:

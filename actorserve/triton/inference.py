@@ -51,7 +51,8 @@ class InferRequest(msgspec.Struct):
 
     `outputs` names the wanted outputs, empty for all. `priority` 0 means the default level;
     `timeout_us` 0 means none. `parameters` are the client's own, without the reserved ones.
-    `takes_stream` says that any number of responses is welcome, as decoupled models give.
+    `takes_stream` says that any number of responses is welcome, as decoupled models give. `is_call`
+    marks what another model asks, which may wait for it.
     """
 
     model_name: str
@@ -66,6 +67,7 @@ class InferRequest(msgspec.Struct):
     priority: int = 0
     timeout_us: int = 0
     takes_stream: bool = False
+    is_call: bool = False
 
 
 class InferResponse(msgspec.Struct):

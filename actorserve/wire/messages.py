@@ -357,6 +357,13 @@ class CancelCall(Message, frozen=True, tag=40):
     is_dropped: bool = False
 
 
+class CallTaken(Message, frozen=True, tag=45):
+    """Say that the caller has looked at `count` more responses of a stream."""
+
+    call: int
+    count: int
+
+
 class MoveCall(Message, frozen=True, tag=41):
     """Send what comes for a call on the control lane: another thread than the main one waits."""
 
@@ -416,6 +423,7 @@ ToSupervisor = (
     | Pong
     | Infer
     | CancelCall
+    | CallTaken
     | MoveCall
     | Asked
     | MetricsChanged

@@ -57,8 +57,8 @@ class FakeEnd:
     """A stub's channel over a list, with an arena that may be full."""
 
     instance = "i_0"
-    is_severed = False
     arena_id = 2
+    is_severed = False
 
     def __init__(self) -> None:
         self.page = FakePage()
@@ -148,6 +148,7 @@ def run(end: FakeEnd, lines: list[str]) -> Callable[..., list[WireResponse]]:
             asyncio.run(execution.run_async(message))
         else:
             execution.run(message)
+        execution.replies.reap()  # as the control thread does
         return end.responses
 
     return run
@@ -314,11 +315,11 @@ def test_whatever_is_raised_fails_the_batch_and_not_the_stub(run, lines, error):
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, "execute returned None and no response sender was taken"),
+        (None, "execute returned None, and the request was dropped without a response sender"),
         ((), "Expected a list in the execute return, found type '<class 'tuple'>'."),
         ([], "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n"),
         ([1], "in the execute function return list, found type '<class 'int'>'."),
-        ([None], "execute returned None for a request whose response sender was not taken"),
+        ([None], "execute returned None, and the request was dropped without a response sender"),
     ],
 )
 def test_a_result_that_cannot_be(run, result, text):

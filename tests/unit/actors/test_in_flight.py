@@ -313,8 +313,7 @@ def test_a_hanging_batch_expires_alone(in_flight, end, make):
     batches = [make(2), make(1)]
     for each in batches:
         in_flight.send(factories(each))
-    end.page.begun = 1
-    in_flight.expire_begun(DeadlineExceeded("too long"))
+    in_flight.expire_batch(1, DeadlineExceeded("too long"))
     assert [each.outcome for each in batches[0]] == ["too long"] * 2
     lost = in_flight.lose(DEATH)
     assert lost.untouched == factories(batches[1])

@@ -165,3 +165,67 @@ def test_closed_page_raises(page: HealthPage) -> None:
     stub.close()
     with pytest.raises(ValueError):
         stub.beat(1)
+
+
+# --- credit --------------------------------------------------------------------------------------
+
+
+def test_granted_credit_is_seen_by_the_stub(page: HealthPage, fork) -> None:
+    """Each slot has its own total, and nobody waits at first."""
+    assert not page.grant(0, 11, 64)
+    assert not page.grant(15, 12, 7)
+
+    def stub() -> None:
+        theirs = _attach(page)
+        assert [theirs.granted(slot) for slot in (0, 1, 15)] == [64, 0, 7]
+
+    assert fork(stub).wait() == 0
+
+
+def test_a_grant_says_whether_the_sender_waits(page: HealthPage) -> None:
+    """From its announcement until it takes that back; of this request only."""
+    stub = _attach(page)
+    page.grant(3, 11, 2)
+    assert stub.want_credit(3, 11) == 2
+    assert page.grant(3, 11, 4)
+    assert page.grant(3, 11, 6)
+    assert stub.granted(3) == 6
+    stub.stop_wanting_credit(3)
+    assert not page.grant(3, 11, 8)
+    stub.want_credit(3, 11)
+    assert not page.grant(3, 12, 1), "another request has the slot now"
+    assert stub.want_credit(3, 12) == 1
+    assert page.grant(3, 12, 2)
+    stub.close()
+
+
+def test_a_grant_and_an_announcement_never_miss_each_other(page: HealthPage, fork) -> None:
+    """Whoever is later sees the other's word: a sender that sleeps is always told."""
+    count = 20_000
+    told, told_by = os.pipe()
+
+    def stub() -> None:
+        theirs = _attach(page)
+        gone = 0
+        while gone < count:
+            if theirs.granted(5) > gone or theirs.want_credit(5, 9) > gone:
+                gone += 1
+                continue
+            os.read(told, 1)
+        theirs.stop_wanting_credit(5)
+
+    child = fork(stub)
+    for total in range(1, count + 1):
+        if page.grant(5, 9, total):
+            os.write(told_by, b"x")
+    assert child.wait() == 0
+    os.close(told)
+    os.close(told_by)
+
+
+@pytest.mark.parametrize("slot", [-1, 16])
+def test_slots_outside_the_page_have_no_credit(page: HealthPage, slot: int) -> None:
+    """They are refused by name."""
+    for use in (lambda: page.grant(slot, 1, 1), lambda: page.want_credit(slot, 1)):
+        with pytest.raises(ValueError, match="a cancel slot is 0 to 15"):
+            use()
