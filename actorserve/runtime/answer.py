@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, Cancelled, DeadlineExceeded
-from actorserve.runtime.waiting import Blocker, Waiting
+from actorserve.runtime.waiting import Blocker, Waiting, limit_of
 
 R = TypeVar("R")
 
@@ -63,6 +63,7 @@ class Answer(Waiting, Generic[R]):
 
         Raises DeadlineExceeded after `timeout_s` seconds, in which case one may wait again.
         """
+        timeout_s = limit_of(timeout_s)
         end_s = None if timeout_s is None else monotonic_s() + timeout_s
         while not self._is_over:
             owner = self._owner

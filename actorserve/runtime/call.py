@@ -146,6 +146,10 @@ class Call:
         if self.runner is not None:
             self.runner.grant(self, count)
 
+    def dropped(self) -> None:
+        """See StreamOwner."""
+        self.door.later(self.given_up)
+
     def given_up(self) -> None:
         """Take it back, as far as it has not been begun."""
         if self.runner is not None:

@@ -99,6 +99,10 @@ class Errand:
         """See Owner."""
         self.door.revoke(self)
 
+    def dropped(self) -> None:
+        """See StreamOwner."""
+        self.door.later(self.given_up)
+
     def granted(self, count: int) -> None:
         """See StreamOwner."""
         self.door.grant(self, count)
@@ -143,6 +147,7 @@ class ChildDoor:
         self._errands: dict[int, Errand] = {}
         self._waiting: deque[Errand] = deque()
         self._spent = 0
+        self._later: deque[Callable[[], None]] = deque()
 
     # --- Door ------------------------------------------------------------------------------------
 
@@ -223,6 +228,16 @@ class ChildDoor:
     def ref(self, number: int, name: str) -> ActorRef:
         """See Door."""
         return ActorRef(self, number, name)
+
+    def later(self, function: Callable[[], None]) -> None:
+        """See Door."""
+        self._later.append(function)
+        self._end.ring()
+
+    def catch_up(self) -> None:
+        """Do what was put off. In the main thread."""
+        while self._later:
+            self._later.popleft()()
 
     def block(self, waiting: Waiting, timeout_s: float | None) -> bool:
         """See Blocker."""

@@ -42,14 +42,14 @@ class Core:
         """Whether this is the loop's thread."""
         return threading.get_ident() == self._thread
 
-    def post(self, function: Callable[..., object], *args: Any) -> None:
+    def post(self, function: Callable[..., object], *args: Any) -> bool:
         """Call a function in the loop, in the order of the posts. From any thread.
 
-        Nothing happens when the loop is closed.
+        False, and nothing happens, when the loop is closed.
         """
         self._handed.append((function, args))
         if self._is_due:
-            return
+            return True
         self._is_due = True
         try:
             if self.is_here():
@@ -58,7 +58,10 @@ class Core:
                 self.loop.call_soon_threadsafe(self._take_over)
         except RuntimeError:
             self._handed.clear()
+            self._is_due = False
             self._lost_loop()
+            return False
+        return True
 
     def _lost_loop(self) -> None:
         """Let nobody wait for what will not come: the loop was closed under the actors."""
@@ -88,6 +91,13 @@ class Core:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a task of the actor system failed", exc_info=task.exception())
+
+    def waits_for(self, actor: int, number: int) -> bool:
+        """Whether `number` cannot end before `actor` does: it is the same, or one above it."""
+        cell = self.cells.get(actor)
+        while cell is not None and cell.id != number:
+            cell = cell.parent
+        return cell is not None
 
     # --- processes -------------------------------------------------------------------------------
 

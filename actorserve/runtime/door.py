@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from actorserve.errors import ActorStopped, InvalidArgument
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.call import ASK, STREAM, TELL, LocalCall
 from actorserve.runtime.core import Core
+from actorserve.runtime.engine import actor_at_work
 from actorserve.runtime.errand import Errand
 from actorserve.runtime.mailbox import Mailbox
 from actorserve.runtime.message import Message
@@ -31,6 +33,14 @@ class Gone:
     def stop(self, answer: Answer[None], *, is_drained: bool, timeout_s: float | None) -> None:
         """Be stopped."""
         answer.settle(None)
+
+
+def own_end(name: str) -> InvalidArgument:
+    """Return the error for an actor that would wait for an end which waits for its own."""
+    return InvalidArgument(
+        f"{name!r} is stopping, but cannot end while the message in hand waits for that: "
+        "do not wait for it here"
+    )
 
 
 class SystemDoor:
@@ -78,13 +88,25 @@ class SystemDoor:
     def stop(self, ref: ActorRef, *, is_drained: bool, timeout_s: float | None) -> Answer[None]:
         """See Door."""
         answer: Answer[None] = Answer(Errand(self, f"the end of {ref.name!r}"))
-        self._core.post(lambda: ref.target.stop(answer, is_drained=is_drained, timeout_s=timeout_s))
+        at_work = actor_at_work()
+        if at_work and self._core.waits_for(at_work, ref.id):
+            answer.fail(own_end(ref.name))
+
+        def stop() -> None:
+            ref.target.stop(answer, is_drained=is_drained, timeout_s=timeout_s)
+
+        if not self._core.post(stop):
+            answer.settle(None)  # its loop is closed: nobody lives there
         return answer
 
     def ref(self, number: int, name: str) -> ActorRef:
         """See Door."""
         cell = self._core.cells.get(number)
         return cell.ref if cell is not None else ActorRef(self, number, name, Gone(name))
+
+    def later(self, function: Callable[[], None]) -> None:
+        """See Door."""
+        self._core.post(function)
 
     def block(self, waiting: Waiting, timeout_s: float | None) -> bool:
         """See Blocker: any thread may wait, but for the one that everything here goes through."""

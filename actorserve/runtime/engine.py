@@ -12,9 +12,14 @@ the actor serves others, and takes it up again when there is some.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import logging
+import os
+import sys
+import traceback
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from actorserve.errors import ActorDied, ActorserveError, ActorStopped, InvalidArgument
 from actorserve.runtime.call import ASK, STREAM, TELL, Work
@@ -23,6 +28,16 @@ from actorserve.runtime.life import Life
 from actorserve.runtime.stream import WINDOW
 
 _log = logging.getLogger("actorserve")
+_engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("engine", default=None)
+
+
+def actor_at_work() -> int:
+    """Return the id of the actor whose message, or hook, this code belongs to; 0 for none.
+
+    That actor goes on only when this code does: waiting for its end here would never end.
+    """
+    engine = _engine.get()
+    return engine.actor if engine is not None and engine.is_here() else 0
 
 
 class Source(Protocol):
@@ -49,13 +64,17 @@ class EngineOwner(Protocol):
 
 
 class Running:
-    """A stream that has begun: its iterator and how many items may be sent."""
+    """A stream that has begun: its iterator and how many items may be sent.
 
-    __slots__ = ("credit", "iterator")
+    `is_cut` says that its generator was told, in the middle of a wait, that nobody reads.
+    """
+
+    __slots__ = ("credit", "is_cut", "iterator")
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
         self.credit = WINDOW
+        self.is_cut = False
 
 
 class Engine:
@@ -74,11 +93,19 @@ class Engine:
         self._is_ending = False
         self._end_reason = ""
         self._is_over = False
+        self._pid = os.getpid()
+        self.actor = life.context.ref.id
+        self._context = contextvars.Context()  # the actor's own, and nobody's who wakes it
+        self._context.run(_engine.set, self)
 
     # --- from any thread -------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Look again: there is a message, a grant or an order."""
+        raise NotImplementedError
+
+    def is_here(self) -> bool:
+        """Whether what runs in this thread, and in this task, is what the actor waits for."""
         raise NotImplementedError
 
     def grant(self, call: Work, count: int) -> None:
@@ -131,6 +158,8 @@ class Engine:
 
     def _raised(self, call: Work, error: BaseException) -> str:
         """Answer with what receive raised; the reason for the end, if that is one."""
+        if os.getpid() != self._pid:
+            end_fork(error)
         self.handled += 1
         self.failed += 1
         where = f"{self._life.name!r} failed on {call.what}"
@@ -179,6 +208,23 @@ class Engine:
             lose = stopped if is_normal else died
             self._fail_open(lose(self._life.name, reason))
             self._owner.on_ended(reason, is_normal)
+
+
+def end_fork(error: BaseException | None = None) -> NoReturn:
+    """End a process that user code has forked and that came back here: the actor is its parent's.
+
+    At once, without tidying up: loops, rings and descriptors are the parent's as well.
+    """
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def died(name: str, reason: str) -> ActorserveError:

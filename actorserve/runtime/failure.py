@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from actorserve import errors
 from actorserve.errors import ActorserveError, Crash, ReceiveError, Unavailable
 from actorserve.wire.actors import WireFailure
 
-_LONGEST_TEXT = 16 << 10  # characters: a failure has to fit into a frame of the control lane
+_LONGEST_BYTES = 8 << 10  # of each text: a failure has to fit into a frame of the control lane
 _CLASSES: dict[str, type[ActorserveError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -22,10 +24,10 @@ def failure_of(error: ActorserveError) -> WireFailure:
     name = type(error).__name__
     if name not in _CLASSES:  # a user's own subclass: its nearest relative of ours
         name = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _CLASSES)
-    text = error.message[:_LONGEST_TEXT]
+    text = clip(error.message)
     if isinstance(error, ReceiveError):
-        detail, stack = error.detail[:_LONGEST_TEXT], error.stack[-_LONGEST_TEXT // 2 :]
-        return WireFailure(name, error.code, text, error.kind, detail, stack)
+        detail, stack = clip(error.detail), clip(error.stack, is_end_kept=True)
+        return WireFailure(name, error.code, text, clip(error.kind), detail, stack)
     retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else None
     return WireFailure(name, error.code, text, retry_after_s=retry_after_s)
 
@@ -70,7 +72,7 @@ def of_user_code(error: BaseException, where: str) -> ActorserveError:
         f"{where}: {kind}: {detail}" if detail else f"{where}: {kind}",
         kind,
         detail,
-        "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        _stack(error),
     )
     wrapped.__cause__ = error
     return wrapped
@@ -78,19 +80,19 @@ def of_user_code(error: BaseException, where: str) -> ActorserveError:
 
 def crash_reason(error: BaseException) -> str:
     """Say in words why an actor crashed."""
-    if isinstance(error, Crash):
-        return f"crashed: {error.message}"
     if isinstance(error, SystemExit):
-        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+        return f"called sys.exit({'' if error.code is None else _said(repr, error.code)})"
     detail = _text(error)
+    if isinstance(error, Crash):
+        return f"crashed: {detail}"
     return f"crashed: {type(error).__name__}{': ' if detail else ''}{detail}"
 
 
 def start_reason(error: BaseException) -> str:
     """Say in words why an actor did not get ready."""
-    if isinstance(error, ActorserveError):
-        return error.message
     detail = _text(error)
+    if isinstance(error, ActorserveError):
+        return detail
     return f"{type(error).__name__}{': ' if detail else ''}{detail}"
 
 
@@ -99,8 +101,33 @@ def is_crash(error: BaseException) -> bool:
     return isinstance(error, (Crash, SystemExit, KeyboardInterrupt))
 
 
+def clip(text: str, *, is_end_kept: bool = False) -> str:
+    """Return a text that can travel: what no UTF-8 can say is escaped, what is too long is cut."""
+    most = _LONGEST_BYTES
+    data = (text[-most:] if is_end_kept else text[:most]).encode("utf-8", "backslashreplace")
+    if len(text) <= most and len(data) <= most:
+        return data.decode()
+    kept = data[-most:] if is_end_kept else data[:most]
+    return kept.decode("utf-8", "ignore")
+
+
 def _text(error: BaseException) -> str:
+    if isinstance(error, ActorserveError):
+        return _said(lambda each: each.message, error)
+    return _said(str, error)
+
+
+def _said(words: Callable[[Any], str], value: object) -> str:
+    """Return what user code says of a value, whatever it may do instead."""
     try:
-        return str(error)
-    except Exception:  # whatever a __str__ may do
+        return clip(words(value))
+    except BaseException:
         return "(its text cannot be had)"
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except BaseException:  # it asks the exception, and every cause of it, for a text
+        return "(its traceback cannot be had)"
+    return clip("".join(lines), is_end_kept=True)

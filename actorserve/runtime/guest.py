@@ -8,12 +8,14 @@ any thread and are handed over to it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.runtime.answer import Answer
+from actorserve.runtime.door import own_end
 from actorserve.runtime.errand import Errand
 from actorserve.runtime.failure import failure_of
 from actorserve.runtime.outbox import Outbox
@@ -134,7 +136,7 @@ class Guest:
     def _spawn(self, message: SpawnActor, packed: Packed) -> None:
         answer: Answer[ActorRef] = Answer(Errand(self._nursery.door, "a start"))
         number, on_control = message.number, message.on_control
-        answer.listen(lambda: self._core.post(self._spawned, answer, number, on_control))
+        answer.listen(partial(self._core.post, self._spawned, answer, number, on_control))
         try:
             spec = ActorSpec(
                 message.class_name,
@@ -166,7 +168,9 @@ class Guest:
     def _stop(self, message: StopActor) -> None:
         ref = self._nursery.door.ref(message.target, "")
         answer: Answer[None] = Answer(Errand(self._nursery.door, "an end"))
-        answer.listen(
-            lambda: self._core.post(self._send_word, Done(message.number), message.on_control)
-        )
+        number, on_control = message.number, message.on_control
+        if not on_control and self._core.waits_for(self._cell.id, message.target):
+            self._fail(number, on_control, own_end(ref.name))
+        else:
+            answer.listen(partial(self._core.post, self._send_word, Done(number), on_control))
         ref.target.stop(answer, is_drained=message.is_drained, timeout_s=message.timeout_s)

@@ -11,12 +11,8 @@ come meanwhile wait here.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
 
 from actorserve.clock import monotonic_ns
 from actorserve.errors import ActorserveError, DeadlineExceeded, ProtocolError
@@ -24,7 +20,7 @@ from actorserve.runtime.call import TELL
 from actorserve.runtime.child_call import ChildCall
 from actorserve.runtime.child_door import ChildDoor
 from actorserve.runtime.child_end import ChildEnd
-from actorserve.runtime.engine import Engine
+from actorserve.runtime.engine import Engine, end_fork
 from actorserve.runtime.failure import error_of
 from actorserve.wire.actors import (
     Answered,
@@ -64,7 +60,8 @@ class Inbox:
     def read(self) -> None:
         """Take in what has come."""
         if self._end.is_severed:
-            _end_fork()
+            end_fork()
+        self._door.catch_up()
         for message in self._end.read():
             if isinstance(message, Deliver):
                 call = ChildCall(self._end, self._door, message)
@@ -164,11 +161,3 @@ class Inbox:
     def ring(self) -> None:
         """See BlockingSource."""
         self._end.ring()
-
-
-def _end_fork() -> NoReturn:
-    """End a fork of this process that came back from user code: the actor is its parent's."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(0)

@@ -11,7 +11,7 @@ from typing import Any
 from actorserve.errors import ActorserveError
 from actorserve.runtime.actor import Actor, ActorContext
 from actorserve.runtime.call import Call
-from actorserve.runtime.engine import Engine, died
+from actorserve.runtime.engine import Engine, died, end_fork
 from actorserve.runtime.host import HostOwner, HostStats
 from actorserve.runtime.life import Life, is_async
 from actorserve.runtime.loop_engine import LoopEngine
@@ -48,7 +48,7 @@ class Birth:
 class _LocalHost:
     """What both share: reports to the cell, and the end by force, which is giving it up."""
 
-    def __init__(self, birth: Birth, cell: HostOwner, post: Callable[..., None]) -> None:
+    def __init__(self, birth: Birth, cell: HostOwner, post: Callable[..., object]) -> None:
         self._birth = birth
         self._cell = cell
         self._post = post
@@ -98,7 +98,8 @@ class _LocalHost:
         self._engine.end("ended of itself")
 
     def abort(self) -> None:
-        """See Host: no way to end user code in this process; the kill gives it up."""
+        """See Host: there is no way to end user code in this process, and it is given up."""
+        self.kill("killed: it did not end in time")
 
     def resume(self) -> None:
         """See Host."""
@@ -143,12 +144,14 @@ class LoopHost(_LocalHost):
         self,
         birth: Birth,
         cell: HostOwner,
-        post: Callable[..., None],
+        post: Callable[..., object],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(birth, cell, post)
         self._loop = loop
-        self._loop_engine = LoopEngine(loop, birth.life(), cell.mailbox, self)
+        self._loop_engine = LoopEngine(
+            loop, birth.life(), cell.mailbox, self, is_interruptible=True
+        )
         self._engine = self._loop_engine
 
     def wake(self) -> None:
@@ -169,14 +172,14 @@ class LoopHost(_LocalHost):
 class ThreadHost(_LocalHost):
     """An actor in a thread of its own; with async code, in an event loop of that thread."""
 
-    def __init__(self, birth: Birth, cell: HostOwner, post: Callable[..., None]) -> None:
+    def __init__(self, birth: Birth, cell: HostOwner, post: Callable[..., object]) -> None:
         super().__init__(birth, cell, post)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._report: Callable[[], None] = lambda: None  # the thread's last word
+        self._report: Callable[[], object] = lambda: None  # the thread's last word
         target = self._run
         if is_async(birth.kind):
             self._loop = asyncio.new_event_loop()
-            self._engine = LoopEngine(self._loop, birth.life(), cell.mailbox, self)
+            self._engine = LoopEngine(self._loop, birth.life(), self, self)
             target = self._run_loop
         else:
             self._engine = ThreadEngine(birth.life(), self, self)
@@ -239,7 +242,10 @@ class ThreadHost(_LocalHost):
 
     def take(self) -> Call | None:
         """See Source."""
-        return self._cell.mailbox.take()
+        mailbox = self._cell.mailbox
+        if mailbox.is_severed:
+            end_fork()
+        return mailbox.take()
 
     def sleep(self, has_news: Callable[[], bool]) -> None:
         """See BlockingSource."""

@@ -21,17 +21,25 @@ TURN = 32
 
 
 class LoopEngine(Engine):
-    """The life of an actor in a loop."""
+    """The life of an actor in a loop; `is_interruptible` where Ctrl-C may strike in it."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, life: Life, source: Source, owner: EngineOwner
+        self,
+        loop: asyncio.AbstractEventLoop,
+        life: Life,
+        source: Source,
+        owner: EngineOwner,
+        *,
+        is_interruptible: bool = False,
     ) -> None:
         super().__init__(life, source, owner)
         self._loop = loop
+        self._is_interruptible = is_interruptible
         self._thread = 0  # known when it begins
         self._is_running = False  # between the first hook and the last
         self._is_due = False
         self._task: asyncio.Task[None] | None = None
+        self._unbegun: Any = None  # what the task will wait for, until its first step
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -42,21 +50,32 @@ class LoopEngine(Engine):
         self._is_due = True
         try:
             if threading.get_ident() == self._thread:
-                self._loop.call_soon(self._turn)
+                self._loop.call_soon(self._turn, context=self._context)
             else:
-                self._loop.call_soon_threadsafe(self._turn)
+                self._loop.call_soon_threadsafe(self._turn, context=self._context)
         except RuntimeError:
             pass  # the loop is closed: its owner tells those who wait
 
     def start(self) -> None:
         """Construct the actor and call its first hook, in a later turn. In the loop's thread."""
-        self._loop.call_soon(self._begin)
+        self._loop.call_soon(self._begin, context=self._context)
+
+    def is_here(self) -> bool:
+        """See Engine."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return False
+        return task is None or task is self._task
 
     def _turn(self) -> None:
         """Do what there is to do, until it is much or has to be waited for."""
         self._is_due = self._is_resting = False
         for _ in range(TURN):
-            if self._task is not None or self._is_over or not self._is_running:
+            if self._task is not None:
+                self._cut_unread(self._task)
+                return
+            if self._is_over or not self._is_running:
                 return
             if self._grants:
                 self._resume(*self._grants.popleft())
@@ -74,13 +93,17 @@ class LoopEngine(Engine):
 
     def _later(self, awaitable: Awaitable[Any], then: Callable[[Any], None], call: Work) -> None:
         """Wait in a task, then go on; nothing else is begun meanwhile."""
+        self._unbegun = awaitable
         self._task = self._loop.create_task(self._wait(awaitable, then, call))
 
     async def _wait(
         self, awaitable: Awaitable[Any], then: Callable[[Any], None], call: Work
     ) -> None:
+        self._unbegun = None
         try:
             result = await awaitable
+            while hasattr(result, "__await__"):  # passed on, from another actor for one
+                result = await result
         except BaseException as error:
             cut(error)
             self._task = None
@@ -112,17 +135,25 @@ class LoopEngine(Engine):
             self._advance(call, self._streams[call])
 
     def _caught(self, call: Work, error: BaseException) -> None:
-        """Take what user code raised; only a Ctrl-C that struck there is not its own."""
+        """Take what user code raised."""
         self._current = None
-        self._streams.pop(call, None)
+        running = self._streams.pop(call, None)
         if self._is_over:
             return
         if isinstance(error, asyncio.CancelledError):
+            if running is not None and running.is_cut:
+                self.handled += 1
+                return
             error = RuntimeError("its task was cancelled")
         reason = self._raised(call, error)
         if reason:
             self._leave(reason, is_normal=False)
-        if isinstance(error, KeyboardInterrupt):
+        self._pass_on(error)
+
+    def _pass_on(self, error: BaseException) -> None:
+        """Let a Ctrl-C that struck in user code end the program, as it would elsewhere."""
+        is_here = self._is_interruptible and threading.current_thread() is threading.main_thread()
+        if is_here and isinstance(error, KeyboardInterrupt):
             raise error
 
     # --- streams ---------------------------------------------------------------------------------
@@ -162,6 +193,14 @@ class LoopEngine(Engine):
             self._grants.appendleft((call, 0))  # goes on in its next turn, before anything else
             self.wake()
 
+    def _cut_unread(self, task: asyncio.Task[None]) -> None:
+        """Cancel what a generator waits for, once, if nobody reads its stream any more."""
+        call = self._current
+        running = self._streams.get(call) if call is not None else None
+        if call is not None and running is not None and call.is_over and not running.is_cut:
+            running.is_cut = True
+            task.cancel()
+
     async def _send_all(self, call: Work, running: Running) -> None:
         while running.credit > 0 and not call.is_over:
             try:
@@ -189,7 +228,8 @@ class LoopEngine(Engine):
         if hasattr(running.iterator, "aclose"):
             self._streams.pop(call, None)
             self.handled += 1
-            self._later(running.iterator.aclose(), lambda _: None, call)
+            closing = _quietly(running.iterator.aclose(), self._life.name)
+            self._later(closing, lambda _: None, call)
         else:
             self._forget(call)
 
@@ -204,11 +244,13 @@ class LoopEngine(Engine):
             self._start_failed(error)
             return
         if hasattr(result, "__await__"):
+            self._unbegun = result
             self._task = self._loop.create_task(self._await_start(result))
         else:
             self._started()
 
     async def _await_start(self, awaitable: Awaitable[Any]) -> None:
+        self._unbegun = None
         try:
             await awaitable
         except BaseException as error:
@@ -229,8 +271,7 @@ class LoopEngine(Engine):
         if not self._is_over:
             self._is_over = True
             self._owner.on_start_failed(start_reason(error), error)
-        if isinstance(error, KeyboardInterrupt):
-            raise error
+        self._pass_on(error)
 
     def _finish(self) -> None:
         self._is_running = False
@@ -255,6 +296,9 @@ class LoopEngine(Engine):
         """Cancel the task that an abandoned actor waits in. In the loop's thread."""
         if self._task is not None:
             self._task.cancel()
+        unbegun, self._unbegun = self._unbegun, None
+        if hasattr(unbegun, "close"):
+            unbegun.close()  # else Python complains that nobody awaited it
 
 
 async def _quietly(closing: Awaitable[None], name: str) -> None:

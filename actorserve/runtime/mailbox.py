@@ -46,6 +46,7 @@ class Mailbox:
         self._line: deque[Call] = deque()
         self._ahead = 0
         self._refusal: ActorserveError | None = None
+        self.is_severed = False  # this process is a fork of the actor's
 
     # --- senders ---------------------------------------------------------------------------------
 
@@ -148,6 +149,7 @@ class Mailbox:
     def sever(self, error: ActorserveError) -> None:
         """Refuse from now on, in a forked child, where the lock may be taken for ever."""
         self._refusal = error
+        self.is_severed = True
 
     def has_calls(self) -> bool:
         """Whether something is queued."""

@@ -34,11 +34,12 @@ def name_of(kind: type) -> str:
     """
     name = _names.get(kind)
     if name is None:
-        name = _names[kind] = _name(kind)
+        name = _names[kind] = find_name(kind)
     return name
 
 
-def _name(kind: type) -> str:
+def find_name(kind: type) -> str:
+    """Return what `name_of` does, but look again: after `python -i script.py`, it is none."""
     qualname = kind.__qualname__
     if "<locals>" in qualname:
         raise InvalidArgument(
@@ -51,8 +52,10 @@ def _name(kind: type) -> str:
     if module == MAIN:
         module = _main_module_name() or MAIN
         if module == MAIN and main_path() is None:
+            path = getattr(sys.modules.get(MAIN), "__file__", None) or "<stdin>"
+            where = "an interactive session" if path.startswith("<") else path
             raise InvalidArgument(
-                f"{qualname} is defined in an interactive session, from which no other process "
+                f"{qualname} is defined in {where}, from which no other process "
                 "can load it: put it into a file and import it, or use Loop() or Thread()"
             )
     name = f"{module}:{qualname}"
@@ -78,6 +81,11 @@ def _find(name: str) -> Any:
     for part in qualname.split("."):
         found = getattr(found, part, None)
         if found is None:
+            if module_name == MAIN and _main_path is not None:
+                raise BootError(
+                    f"{_main_path} has no {qualname!r} when another process loads it: "
+                    "define it at the top of the file, not under its guard or in a session"
+                )
             raise BootError(f"module {module_name!r} has no {qualname!r}")
     return found
 

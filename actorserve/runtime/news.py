@@ -10,7 +10,11 @@ from actorserve.clock import monotonic_s
 
 
 class News:
-    """Whoever brings news calls `tell`; whoever waits looks again each time."""
+    """Whoever brings news calls `tell`; whoever waits looks again each time.
+
+    The news may be made in another thread, which has it told only if somebody waits: so the
+    waiter looks again after it has entered itself, and one of the two sees the other.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -32,8 +36,9 @@ class News:
         while holds() and not is_past(deadline_s):
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
-            left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
-            await asyncio.wait([waiter], timeout=left_s)
+            if holds():
+                left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
+                await asyncio.wait([waiter], timeout=left_s)
 
 
 def is_past(deadline_s: float | None) -> bool:

@@ -46,7 +46,8 @@ class Nursery:
         """Start an actor. From any thread. Raises InvalidArgument for what cannot be."""
         spec = spec_of(self.door, actor, args, kwargs, where, name, mailbox)
         answer: Answer[ActorRef] = Answer(Errand(self.door, f"the start of {spec.short_name}"))
-        self.core.post(self.start, parent, spec, answer)
+        if not self.core.post(self.start, parent, spec, answer):
+            answer.fail(ActorStopped("the event loop of the actor system was closed"))
         return answer
 
     def start(self, parent: Cell | None, spec: ActorSpec, answer: Answer[ActorRef]) -> None:

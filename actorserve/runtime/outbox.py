@@ -113,11 +113,17 @@ class Outbox:
             return
         self._line.append(letter)
         if self._task is None:
-            self._task = self._processes.loop.create_task(self._work_off())
-            self._task.add_done_callback(self._worked_off)
+            self._begin_work()
 
-    def _worked_off(self, _task: asyncio.Task[None]) -> None:
+    def _begin_work(self) -> None:
+        self._task = self._processes.loop.create_task(self._work_off())
+        self._task.add_done_callback(self._worked_off)
+
+    def _worked_off(self, task: asyncio.Task[None]) -> None:
+        """Look again: a letter may have come between the task's end and this."""
         self._task = None
+        if self._line and not task.cancelled():
+            self._begin_work()
 
     def _try(self, letter: _Letter) -> bool:
         """Place and send at once; False where that takes time."""

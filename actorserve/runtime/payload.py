@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -62,24 +63,24 @@ _hooks = _Hooks()
 # --- packing -------------------------------------------------------------------------------------
 
 
-def pack(value: object, door: Door) -> Packed:
-    """Pack any value. Raises InvalidArgument, saying what cannot travel."""
-    return _pack("", value, door)
+def pack(value: object, door: Door, what: str = "") -> Packed:
+    """Pack any value. Raises InvalidArgument, saying what cannot travel (`what` for people)."""
+    return _pack("", value, door, what or type(value).__name__)
 
 
 def pack_message(message: Message[Any], door: Door) -> Packed:
     """Pack a message with the name of its class. Raises InvalidArgument."""
-    return _pack(name_of(type(message)), message, door)
+    kind = type(message)
+    return _pack(name_of(kind), message, door, kind.__name__)
 
 
-def _pack(kind: str, value: object, door: Door) -> Packed:
+def _pack(kind: str, value: object, door: Door, what: str) -> Packed:
     hooks = _hooks
     hooks.door = door
     try:
         body = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         hooks.arrays = []
-        what = kind.partition(":")[2] or type(value).__name__
         raise InvalidArgument(f"{what} cannot be sent to another process: {error}") from None
     except ActorserveError:
         hooks.arrays = []
@@ -101,7 +102,10 @@ def _encode_other(value: Any) -> Any:
             raise InvalidArgument(f"{value} belongs to another ActorSystem and cannot be sent")
         return msgspec.msgpack.Ext(_REF, _ID.pack(value.id) + value.name.encode())
     if isinstance(value, np.generic):
-        return value.item()
+        plain = value.item()
+        is_time = value.dtype.kind in "mM"  # as an int, it would lose its unit
+        if not (isinstance(plain, np.generic) or (is_time and isinstance(plain, (int, NoneType)))):
+            return plain
     raise TypeError(
         f"{type(value).__module__}.{type(value).__qualname__} is neither msgspec data "
         "nor a numpy array nor an ActorRef"
@@ -111,6 +115,8 @@ def _encode_other(value: Any) -> Any:
 def _sendable(array: Array) -> Array:
     if array.dtype.hasobject or array.dtype.kind == "V":
         raise TypeError(f"an array of dtype {array.dtype} holds more than plain elements")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("a masked array has a mask: send `.filled()`, or data and mask")
     return np.ascontiguousarray(array).reshape(array.shape)  # the first makes 1-d of 0-d
 
 

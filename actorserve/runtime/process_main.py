@@ -27,6 +27,7 @@ from actorserve.runtime.answer import Answer
 from actorserve.runtime.child_door import ChildDoor
 from actorserve.runtime.child_end import ChildEnd
 from actorserve.runtime.engine import Engine
+from actorserve.runtime.failure import clip, start_reason
 from actorserve.runtime.inbox import Inbox
 from actorserve.runtime.life import Life, is_async
 from actorserve.runtime.local_host import close_loop
@@ -152,10 +153,9 @@ class Resident:
     def _refuse(self, error: BaseException, what: str) -> None:
         """Say why there is no actor."""
         self._is_well = False
-        if isinstance(error, ActorserveError):
-            reason = error.message
-        else:
-            reason = f"{what}: {type(error).__name__}: {error}"
+        reason = start_reason(error)
+        if not isinstance(error, ActorserveError):
+            reason = f"{what}: {reason}"
             traceback.print_exception(type(error), error, error.__traceback__)
         self._end.send(BootFailed(reason))
 
@@ -242,8 +242,10 @@ class _LogHandler(logging.Handler):
             level = 2
         else:
             level = 1 if record.levelno >= logging.WARNING else 0
-        text = self.format(record)[-_LONGEST_RECORD:]
-        self._end.send(LogRecord(level, record.pathname, record.lineno, text))
-
-
-_LONGEST_RECORD = 32 << 10
+        try:
+            text = clip(self.format(record), is_end_kept=True)
+            self._end.send(LogRecord(level, clip(record.pathname), record.lineno, text))
+        except PeerGone:
+            raise
+        except Exception:  # arguments that do not fit, and whatever they may do
+            self.handleError(record)

@@ -9,6 +9,7 @@ messages. It stays valid over restarts; when the actor is gone, every use fails 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from actorserve.clock import monotonic_s
@@ -16,7 +17,7 @@ from actorserve.errors import InvalidArgument
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.message import Message
 from actorserve.runtime.stream import Stream
-from actorserve.runtime.waiting import Waiting
+from actorserve.runtime.waiting import Waiting, limit_of
 
 R = TypeVar("R")
 
@@ -46,6 +47,9 @@ class Door(Protocol):
 
     def block(self, waiting: Waiting, timeout_s: float | None) -> bool:
         """See Blocker."""
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Call it soon, in this door's own thread. From anywhere, a garbage collection too."""
 
 
 class ActorRef:
@@ -95,8 +99,7 @@ class ActorRef:
         Iterate with `async for` or `for`. `timeout_s` is the longest wait for one item. Leaving
         the loop early, or closing the stream, ends the generator in the actor.
         """
-        _deadline_s(timeout_s)
-        return self._door.stream(self, _checked(message), timeout_s)
+        return self._door.stream(self, _checked(message), limit_of(timeout_s))
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> Answer[None]:
         """Stop the actor and its children; the Answer is there when they are gone.
@@ -106,8 +109,7 @@ class ActorRef:
         not done after `timeout_s` seconds is killed, as far as its place allows. Stopping a
         stopped actor is fine.
         """
-        _deadline_s(timeout_s)
-        return self._door.stop(self, is_drained=drain, timeout_s=timeout_s)
+        return self._door.stop(self, is_drained=drain, timeout_s=limit_of(timeout_s))
 
     def is_behind(self, door: Door | None) -> bool:
         """Whether this reference belongs to that door."""
@@ -122,6 +124,12 @@ class ActorRef:
     def __repr__(self) -> str:
         return f"<ActorRef {self.name!r}>"
 
+    def __copy__(self) -> ActorRef:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> ActorRef:
+        return self
+
     def __reduce__(self) -> NoReturn:
         raise InvalidArgument("references are never pickled: send them in messages")
 
@@ -134,8 +142,5 @@ def _checked(message: Message[R]) -> Message[R]:
 
 def _deadline_s(timeout_s: float | None) -> float | None:
     """Turn seconds from now into a point in time. Raises InvalidArgument unless 0 or more."""
-    if timeout_s is None:
-        return None
-    if not timeout_s >= 0:
-        raise InvalidArgument(f"timeout_s is {timeout_s}, expected seconds, 0 or more")
-    return monotonic_s() + timeout_s
+    limit_s = limit_of(timeout_s)
+    return None if limit_s is None else monotonic_s() + limit_s

@@ -8,7 +8,7 @@ from typing import Any
 from actorserve.errors import InvalidArgument
 from actorserve.runtime.actor import DEFAULT_MAILBOX, Actor
 from actorserve.runtime.life import check_arguments, typed_arguments
-from actorserve.runtime.naming import name_of, resolve
+from actorserve.runtime.naming import find_name, resolve
 from actorserve.runtime.payload import Packed, pack, unpack
 from actorserve.runtime.placement import Loop, Placement, Process
 from actorserve.runtime.ref import Door
@@ -91,11 +91,11 @@ def spec_of(
         raise InvalidArgument(f"where is {where!r:.60}, expected Loop(), Thread() or Process()")
     check_arguments(actor, args, kwargs)
     is_packed = is_packed or isinstance(where, Process)
-    class_name = name_of(actor) if is_packed else actor.__qualname__
+    class_name = find_name(actor) if is_packed else actor.__qualname__
     spec = ActorSpec(class_name, where, name, mailbox, actor.strategy, actor.intensity)
     spec.kind, spec.args, spec.kwargs = actor, args, kwargs
     if is_packed:
-        spec.packed = pack([list(args), kwargs], door)
+        spec.packed = pack([list(args), kwargs], door, f"an argument of {actor.__name__}")
     return spec
 
 

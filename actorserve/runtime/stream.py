@@ -29,6 +29,12 @@ class StreamOwner(Owner, Protocol):
     def granted(self, count: int) -> None:
         """Hear that so many more items may be sent."""
 
+    def dropped(self) -> None:
+        """Hear that nobody waits any more, in the middle of a garbage collection.
+
+        That may be anywhere, within any lock of ours too: only note it, for later.
+        """
+
 
 class Stream(Waiting, Generic[R]):
     """The items that an actor's `receive` yields; `async for`, or `for` in a thread.
@@ -101,8 +107,9 @@ class Stream(Waiting, Generic[R]):
                 owner.given_up()
 
     def __del__(self) -> None:
-        if getattr(self, "_is_ended", True) is False:
-            self.close()
+        owner = getattr(self, "_owner", None)
+        if owner is not None and self._end(None):
+            owner.dropped()
 
     # --- for the sender --------------------------------------------------------------------------
 

@@ -25,15 +25,18 @@ from actorserve.errors import ActorStopped, AlreadyExists, Unavailable
 from actorserve.runtime.actor import DEFAULT_MAILBOX, Actor
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.core import Core
-from actorserve.runtime.door import SystemDoor
+from actorserve.runtime.door import SystemDoor, own_end
+from actorserve.runtime.engine import actor_at_work
 from actorserve.runtime.errand import Errand
 from actorserve.runtime.family import Family
 from actorserve.runtime.local_host import close_loop
 from actorserve.runtime.naming import check_not_loading
+from actorserve.runtime.news import is_past
 from actorserve.runtime.nursery import Nursery
 from actorserve.runtime.placement import Placement
 from actorserve.runtime.ref import ActorRef
 from actorserve.runtime.stats import SystemStats
+from actorserve.runtime.waiting import limit_of
 from actorserve.state.strategy import Strategy
 
 _log = logging.getLogger("actorserve")
@@ -172,26 +175,30 @@ class ActorSystem:
         """
         return self._running().spawn(None, actor, args, kwargs, where, name, mailbox)
 
-    def stop(self, *, drain: bool = True, timeout_s: float = STOP_TIMEOUT_S) -> Answer[None]:
+    def stop(self, *, drain: bool = True, timeout_s: float | None = STOP_TIMEOUT_S) -> Answer[None]:
         """Stop all actors, the latest first, and all processes.
 
         With `drain`, first wait until nobody has anything to do, for `timeout_s` at most; actors
         may send each other messages meanwhile. Idempotent. From any thread.
         """
-        core = self._core_or_raise()
+        core, limit_s = self._core_or_raise(), limit_of(timeout_s)
         answer: Answer[None] = Answer(Errand(SystemDoor(core), "the end of the actor system"))
         if self._is_stopped or self._owner != os.getpid():
             answer.settle(None)
         else:
-            core.post(self._begin_stop, answer, drain, timeout_s)
+            if actor_at_work() in core.cells:
+                answer.fail(own_end(self.name))
+            if not core.post(self._begin_stop, answer, drain, limit_s):
+                answer.settle(None)  # its loop is closed, and whatever lived there is gone
         return answer
 
-    def _begin_stop(self, answer: Answer[None], is_drained: bool, timeout_s: float) -> None:
+    def _begin_stop(self, answer: Answer[None], is_drained: bool, limit_s: float | None) -> None:
         self._stop_answers.append(answer)
         if len(self._stop_answers) == 1:
-            self._core_or_raise().run(self._stop(is_drained, monotonic_s() + timeout_s))
+            deadline_s = None if limit_s is None else monotonic_s() + limit_s
+            self._core_or_raise().run(self._stop(is_drained, deadline_s))
 
-    async def _stop(self, is_drained: bool, deadline_s: float) -> None:
+    async def _stop(self, is_drained: bool, deadline_s: float | None) -> None:
         core, top = self._core_or_raise(), self._top
         assert top is not None
         try:
@@ -208,12 +215,12 @@ class ActorSystem:
             if self._thread is not None:
                 core.loop.call_soon(core.loop.stop)
 
-    async def _quiesce(self, core: Core, deadline_s: float) -> None:
+    async def _quiesce(self, core: Core, deadline_s: float | None) -> None:
         """Wait until no actor has anything to do: each may give another something."""
         while not all(cell.is_idle() for cell in core.cells.values()):
             for cell in list(core.cells.values()):
                 await cell.drained(deadline_s)
-            if monotonic_s() >= deadline_s:
+            if is_past(deadline_s):
                 return
             await asyncio.sleep(0)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,13 +36,22 @@ class ThreadEngine(Engine):
     def __init__(self, life: Life, source: BlockingSource, owner: EngineOwner) -> None:
         super().__init__(life, source, owner)
         self._blocking = source
+        self._thread = 0  # known when it runs
 
     def wake(self) -> None:
         """See Engine."""
         self._blocking.ring()
 
+    def is_here(self) -> bool:
+        """See Engine."""
+        return threading.get_ident() == self._thread
+
     def run(self) -> None:
         """Start, serve, end."""
+        self._thread = threading.get_ident()
+        self._context.run(self._live)
+
+    def _live(self) -> None:
         try:
             self._refuse_awaitable(self._life.begin())
         except BaseException as error:

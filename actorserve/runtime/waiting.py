@@ -12,6 +12,10 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
+from actorserve.errors import InvalidArgument
+
+_FOREVER_S = 1e9  # thirty years: more is no limit, and some clocks cannot say it
+
 
 class Blocker(Protocol):
     """Whoever knows how a thread waits here without keeping the news from coming."""
@@ -23,13 +27,29 @@ class Blocker(Protocol):
         """
 
 
+def limit_of(timeout_s: object) -> float | None:
+    """Return a user's timeout in seconds; None where it is none, or as good as none.
+
+    Raises InvalidArgument unless it is 0 or more.
+    """
+    if timeout_s is None:
+        return None
+    try:
+        limit_s = float(timeout_s)  # type: ignore[arg-type]  # what users give
+    except (TypeError, ValueError):
+        limit_s = -1.0
+    if isinstance(timeout_s, str) or not limit_s >= 0:
+        raise InvalidArgument(f"timeout_s is {timeout_s!r}, expected seconds, 0 or more")
+    return limit_s if limit_s < _FOREVER_S else None
+
+
 class Waiting:
     """Base of what can be waited for."""
 
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: list[Callable[[], None]] = []
+        self._waiters: list[Callable[[], object]] = []
 
     def has_news(self) -> bool:
         """Whether there is no need to wait."""
@@ -45,11 +65,11 @@ class Waiting:
                 return
             wake()
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def listen(self, wake: Callable[[], object]) -> None:
         """Have `wake` called, from whatever thread, when there is news."""
         self._waiters.append(wake)
 
-    def leave(self, wake: Callable[[], None]) -> None:
+    def leave(self, wake: Callable[[], object]) -> None:
         """Listen no more."""
         try:
             self._waiters.remove(wake)

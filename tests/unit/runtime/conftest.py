@@ -20,16 +20,18 @@ PATIENCE_S = 50.0
 Run = Callable[[Callable[[], Awaitable[T]]], T]
 
 
+def new_loop(kind: str) -> asyncio.AbstractEventLoop:
+    """Return a loop of this kind; uvloop's where it is installed."""
+    if kind == "uvloop":
+        return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
+    return asyncio.new_event_loop()
+
+
 def runner(kind: str) -> Run[T]:
     """Return what runs a coroutine function in a fresh loop of this kind."""
-    if kind == "uvloop":
-        uvloop = pytest.importorskip("uvloop")
-        new_loop = uvloop.new_event_loop
-    else:
-        new_loop = asyncio.new_event_loop
 
     def run_in_loop(main: Callable[[], Awaitable[T]]) -> T:
-        loop = new_loop()
+        loop = new_loop(kind)
         asyncio.set_event_loop(loop)
         try:
             return loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S))  # type: ignore[no-any-return]
@@ -50,11 +52,27 @@ def warm_uvloop() -> None:
         uvloop.new_event_loop().close()
 
 
+RunWarm = Callable[[Callable[[ActorSystem], Awaitable[T]]], T]
+
+
 @pytest.fixture(scope="module")
-def warm() -> Iterator[Callable[[Callable[[ActorSystem], Awaitable[T]]], T]]:
+def warm() -> Iterator[RunWarm[T]]:
     """Run coroutine functions with one system and one loop for a whole file: starts are dear."""
-    loop = asyncio.new_event_loop()
+    yield from warm_runner("asyncio")
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def warm_each(request: pytest.FixtureRequest) -> Iterator[RunWarm[T]]:
+    """Run coroutine functions as `warm` does, in a loop of each kind."""
+    yield from warm_runner(request.param)
+
+
+def warm_runner(kind: str) -> Iterator[RunWarm[T]]:
+    """Have one system in one loop; its processes are looked at more often than in life."""
+    loop = new_loop(kind)
     system = ActorSystem()
+    often = pytest.MonkeyPatch()
+    often.setattr("actorserve.runtime.processes.WATCH_INTERVAL_S", 0.1)
 
     async def start() -> None:
         await system.__aenter__()
@@ -77,6 +95,7 @@ def warm() -> Iterator[Callable[[Callable[[ActorSystem], Awaitable[T]]], T]]:
     yield run_warm
     loop.run_until_complete(system.__aexit__(None, None, None))
     loop.close()
+    often.undo()
 
 
 async def wait_for(answer: Awaitable[T]) -> T:

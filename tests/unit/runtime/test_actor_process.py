@@ -177,7 +177,7 @@ def test_a_stopped_process_is_replaced(
     warm: Warm, actor: type[Actor], monkeypatch: pytest.MonkeyPatch
 ):
     """SIGSTOP beyond its budget: aborted, continued, replaced; its ask fails once."""
-    monkeypatch.setattr("actorserve.runtime.placement.Budgets", lambda **_: Budgets(stopped_s=0.5))
+    monkeypatch.setattr("actorserve.runtime.placement.Budgets", lambda **_: Budgets(stopped_s=0.2))
 
     async def main(system: ActorSystem) -> None:
         ref = await system.spawn(actor, where=Process(restart=AT_ONCE), name="w")

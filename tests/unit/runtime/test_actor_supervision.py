@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +34,15 @@ Warm = Callable[[Callable[[ActorSystem], Any]], Any]
 
 KINDS: tuple[Kind, ...] = ("permanent", "transient", "temporary")
 STRATEGIES = tuple(Strategy)
-PLACED_EXITS = [
-    *[("loop", exit_) for exit_ in ("normal", "ordered", "crash")],
-    *[("process", exit_) for exit_ in ("normal", "ordered", "crash", "killed")],
+EXITS = ("normal", "ordered", "crash", "killed")  # the last only where there is a process
+CASES = [
+    *[("loop", *case) for case in itertools.product(EXITS[:3], KINDS, STRATEGIES)],
+    # A place changes nothing of who is restarted: there, each pair of the three comes up once.
+    *[
+        ("process", exit_, kind, STRATEGIES[(at + number) % 3])
+        for at, exit_ in enumerate(EXITS)
+        for number, kind in enumerate(KINDS)
+    ],
 ]
 NAMES = ("a", "b", "c")
 
@@ -102,13 +109,11 @@ def expected(kind: Kind, exit_: str, strategy: Strategy) -> tuple[list[str], set
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.value)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("place", "exit_"), PLACED_EXITS)
+@pytest.mark.parametrize(("place", "exit_", "kind", "strategy"), CASES)
 def test_restart_type_and_exit_reason_and_strategy(
-    warm: Warm, place: str, kind: Kind, exit_: str, strategy: Strategy
+    warm: Warm, place: str, exit_: str, kind: Kind, strategy: Strategy
 ):
-    """OTP's whole product, in the loop and in processes (where one can be killed)."""
+    """OTP's whole product in the loop, each of its pairs in processes (one of which is killed)."""
 
     async def main(system: ActorSystem) -> None:
         log = await system.spawn(Worker)

@@ -48,6 +48,7 @@ from tests.unit.runtime.sample_actors import (
 )
 
 Run = Callable[[Callable[[], Any]], Any]
+Warm = Callable[[Callable[[ActorSystem], Any]], Any]
 place = pytest.mark.parametrize(
     "where", [Loop(), Thread(), Process()], ids=["loop", "thread", "process"]
 )
@@ -104,7 +105,11 @@ class Gate(actorserve.Actor):
         return message.a + message.b
 
 
-@place
+@pytest.mark.parametrize(
+    ("run", "where"),
+    [("asyncio", Loop()), ("asyncio", Thread()), ("uvloop", Loop()), ("uvloop", Process())],
+    indirect=["run"],
+)
 def test_several_systems_live_side_by_side(run: Run, where: Placement):
     """In one loop, in two threads; a reference of each from everywhere in the process."""
 
@@ -344,20 +349,19 @@ def test_a_hung_thread_is_given_up_at_the_end(run_plain: Run):
 
 
 @place
-def test_an_async_actor_that_hangs_is_cancelled(run_plain: Run, where: Placement, tmp_path: Path):
+def test_an_async_actor_that_hangs_is_cancelled(warm: Warm, where: Placement, tmp_path: Path):
     """stop(timeout_s): what it awaits is cancelled, wherever it lives; its ask fails."""
 
-    async def main() -> None:
-        async with ActorSystem() as system:
-            ref = await system.spawn(AsyncWorker, where=where)
-            blocked = ref.ask(Block(str(tmp_path / "never")))
-            await until((tmp_path / "never.begun").exists)
-            await ref.stop(timeout_s=0.1)
-            with pytest.raises(ActorDead, match="killed: it did not end in time"):
-                await blocked
-            assert system.stats().actors == ()
+    async def main(system: ActorSystem) -> None:
+        ref = await system.spawn(AsyncWorker, where=where)
+        blocked = ref.ask(Block(str(tmp_path / "never")))
+        await until((tmp_path / "never.begun").exists)
+        await ref.stop(timeout_s=0.1)
+        with pytest.raises(ActorDead, match="killed: it did not end in time"):
+            await blocked
+        assert system.stats().actors == ()
 
-    run_plain(main)
+    warm(main)
 
 
 def test_the_public_names_are_there():

@@ -12,8 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 CODE = """
-from actorserve import ActorRef, ActorSystem, Message, Process
-from actorserve.runtime.actor import Actor
+from actorserve import Actor, ActorRef, ActorSystem, Answer, Message, Process, Thread
 
 class Add(Message[int]):
     a: int
@@ -27,15 +26,46 @@ async def use(system: ActorSystem) -> None:
     ref: ActorRef = await system.spawn(Adder, where=Process())
     number: int = await ref.ask(Add(1, 2))
     again: int = ref.ask(Add(1)).result()
+    at_once: int = await ref.ask_nowait(Add(1), timeout_s=1)
     items: list[int] = [item async for item in ref.stream(Add(1))]
     more: list[int] = list(ref.stream(Add(1)))
-    await ref.stop()
+    told: Answer[None] = ref.tell(Add(1), timeout_s=0.5)
+    await told
+    ref.tell_nowait(Add(1))
+    gone: Answer[None] = ref.stop(drain=False, timeout_s=None)
+    await gone
+    await system.stop(timeout_s=None)
+
+def use_plainly() -> None:
+    with ActorSystem.start() as system:
+        place: Process | Thread = Thread()
+        ref: ActorRef = system.spawn(Adder, where=place, name="adder", mailbox=5).result(1)
+        ref.tell(Add(1)).result(timeout_s=1)
+        number: int = ref.ask(Add(1, 2), timeout_s=1.0).result()
+        for item in ref.stream(Add(1), timeout_s=1):
+            more: int = item
+        ref.stop().result()
+        failed: bool = ref.ask(Add(1)).has_failed()
+
+class Parent(Actor):
+    async def receive(self, message: Add) -> int:
+        child: ActorRef = await self.context.spawn(Adder)
+        peer: ActorRef = await self.context.system.spawn(Adder, where=Process())
+        return await child.ask(message) + await peer.ask(message)
+
+async def use_wrongly(ref: ActorRef, system: ActorSystem) -> None:
+    pass
 """
 WRONG = {
     "    text: str = await ref.ask(Add(1, 2))": 'expected "Message[str]"',
     "    Add('one')": "incompatible type",
     "    Add(1).a = 2": "read-only",
     "    await ref.ask(3)": "incompatible type",
+    "    number: str = ref.ask(Add(1)).result()": "ncompatible type",
+    "    words: list[str] = list(ref.stream(Add(1)))": "ncompatible type",
+    "    await ref.tell(3)": "incompatible type",
+    "    await ref.stop(drain=1)": "incompatible type",
+    "    await system.spawn(Adder, where=3)": "incompatible type",
     "    await system.spawn(Add)": "incompatible type",
 }
 

@@ -35,6 +35,9 @@ class Owner:
     def given_up(self) -> None:
         self.given_up_times += 1
 
+    def dropped(self) -> None:
+        self.given_up()
+
     def granted(self, count: int) -> None:
         self.credit += count
 

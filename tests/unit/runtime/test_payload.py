@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import datetime
 import random
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from actorserve import ActorRef, Message
+from actorserve import Actor, ActorRef, Message, Process
 from actorserve.errors import ActorserveError, BootError, InvalidArgument, ProtocolError
 from actorserve.runtime.message import reply_type
 from actorserve.runtime.naming import name_of, resolve
@@ -27,6 +30,7 @@ from actorserve.runtime.payload import (
     unpack,
     unpack_message,
 )
+from actorserve.runtime.spec import ActorSpec, spec_of
 from actorserve.wire.actors import Parcel, WireArray, decode_from_actor, decode_to_actor
 from actorserve.wire.messages import Handle
 
@@ -161,6 +165,30 @@ def test_what_cannot_travel_is_named(value: Any):
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        np.ma.masked_array([1, 2], [0, 1]),  # its mask would be lost
+        np.longdouble(1),
+        np.datetime64(1, "ns"),  # its unit would be lost
+        np.timedelta64(1, "ns"),
+        np.datetime64("NaT", "D"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_lose_a_part_of_it_is_refused(value: Any):
+    """In words that name it, and not as something else."""
+    with pytest.raises(InvalidArgument, match="a masked array has a mask|numpy.* is neither"):
+        pack([value], DOOR)
+
+
+def test_scalars_of_numpy_are_plain_values():
+    """Those that are."""
+    values = [np.float32(1.5), np.int8(-3), np.bool_(True), np.str_("ü"), np.uint64(2**64 - 1)]
+    assert through(values, Any) == [1.5, -3, True, "ü", 2**64 - 1]
+    assert through(np.datetime64("2020-01-02"), datetime.date) == datetime.date(2020, 1, 2)
+
+
+@pytest.mark.parametrize(
     "array",
     [
         WireArray("<f8", (2,), b"1234567"),
@@ -221,6 +249,28 @@ def test_names_lead_back_to_their_classes():
 
     with pytest.raises(InvalidArgument, match="defined inside a function"):
         name_of(Local)
+
+
+def test_a_main_module_without_a_file_is_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A notebook has none, `python -i script.py` takes it away, and in an archive it is none."""
+    script = tmp_path / "script.py"
+    script.touch()
+    main = ModuleType("__main__")
+    main.Act = type("Act", (Actor,), {"__module__": "__main__"})  # type: ignore[attr-defined]
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def spec() -> ActorSpec:
+        return spec_of(DOOR, main.Act, (), {}, Process(), None)
+
+    assert spec().class_name == name_of(main.Act) == "__main__:Act"
+    main.__file__ = str(tmp_path / "app.pyz" / "__main__.py")
+    with pytest.raises(InvalidArgument, match=r"defined in .*app.pyz/__main__.py, from which no"):
+        spec()
+    for text in ("<stdin>", None):
+        main.__file__ = text
+        with pytest.raises(InvalidArgument, match="defined in an interactive session"):
+            spec()
 
 
 def test_whatever_the_bytes_a_value_comes_out_or_an_error_of_ours():
