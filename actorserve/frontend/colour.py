@@ -19,8 +19,10 @@ _OF_WORD = {
 }
 
 
-def is_coloured(stream: TextIO, environment: Mapping[str, str] | None = None) -> bool:
+def is_coloured(stream: TextIO | None, environment: Mapping[str, str] | None = None) -> bool:
     """Whether colour is wanted there: what the variables say, else whether it is a terminal.
+
+    A program that was started without the stream has None in its place.
 
     NO_COLOR beats FORCE_COLOR, as in Python's own programs; each counts when it is not empty.
     """
@@ -30,7 +32,7 @@ def is_coloured(stream: TextIO, environment: Mapping[str, str] | None = None) ->
         return False
     if environment.get("FORCE_COLOR"):
         return True
-    return environment.get("TERM") != "dumb" and stream.isatty()
+    return stream is not None and environment.get("TERM") != "dumb" and stream.isatty()
 
 
 def painted(word: str, shown: str | None = None) -> str:

@@ -92,7 +92,7 @@ WRONG = {
     "no_environment": (
         IDENTITY,
         IDENTITY_CONFIG + parameter("EXECUTION_ENV_PATH", "/nowhere/env"),
-        "EXECUTION_ENV_PATH '/nowhere/env': there is no bin/python",
+        "EXECUTION_ENV_PATH '/nowhere/env' does not exist",
     ),
     "ensemble": (IDENTITY, "ensemble_scheduling { step [] }", "ensemble_scheduling is not supp"),
     "sequences": (
