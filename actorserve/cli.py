@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     try:
         code = _main(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
+        if sys.__stdout__ is not None:  # a process may be started without one
+            sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does; nor may the interpreter's end complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
