@@ -17,7 +17,7 @@ import contextvars
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -42,11 +42,12 @@ from actorserve.wire.messages import (
     Handle,
     Infer,
     MoveCall,
+    WireRequest,
     WireResponse,
     WireTensor,
 )
 
-current_requests: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar(
+current_requests: contextvars.ContextVar[Sequence[WireRequest]] = contextvars.ContextVar(
     "actorserve_requests", default=()
 )
 """The requests that the running code works for, as far as context variables tell."""
@@ -306,7 +307,7 @@ def _infer(
         decoupled,
         on_control,
         waits,
-        list(current_requests.get()),
+        [wire.id for wire in current_requests.get()],
     )
 
 

@@ -46,22 +46,24 @@ class Batch:
 
     __slots__ = (
         "called_ns",
+        "count",
         "live",
         "number",
         "replies",
         "responses",
         "returned_ns",
+        "seen",
         "started_ns",
-        "unseen",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, count: int) -> None:
         self.number = number
+        self.count = count
         self.live: list[WireRequest] = []
         self.replies: list[Reply] = []
         self.responses: list[WireResponse] = []
         self.started_ns = self.called_ns = self.returned_ns = 0
-        self.unseen: list[Handle] = []  # inputs that have no view yet, last first
+        self.seen = 0  # inputs by handle that have a view
 
 
 class Execution:
@@ -90,7 +92,7 @@ class Execution:
         """Run one batch and send its answers."""
         batch = self._begin(message)
         if batch.live:
-            token = current_requests.set(tuple([wire.id for wire in batch.live]))
+            current_requests.set(batch.live)
             error: BaseException | None = None
             result = None
             requests: list[InferenceRequest] = []
@@ -103,7 +105,6 @@ class Execution:
                 # will would be a death for every other request.
                 error = problem
             batch.returned_ns = monotonic_ns()
-            current_requests.reset(token)
             self._conclude(batch, result, error)
             del requests, result
             error = None
@@ -113,7 +114,7 @@ class Execution:
         """Run one batch of an asynchronous model; in a task of its own."""
         batch = self._begin(message)
         if batch.live:
-            current_requests.set(tuple([wire.id for wire in batch.live]))
+            current_requests.set(batch.live)
             error: BaseException | None = None
             result = None
             requests: list[InferenceRequest] = []
@@ -137,10 +138,11 @@ class Execution:
         """Note the beginning on the health page, and leave out what is cancelled already."""
         end = self._end
         now_ns = monotonic_ns()
-        self._running[message.batch] = now_ns
+        if self.is_async:
+            self._running[message.batch] = now_ns
         end.page.begin_batch(message.batch, now_ns)
         fault_point("stub.decode")
-        batch = Batch(message.batch)
+        batch = Batch(message.batch, len(message.requests))
         for wire in message.requests:
             slot = wire.cancel_slot
             if slot >= 0 and end.page.is_cancelled(slot, wire.id):
@@ -153,8 +155,6 @@ class Execution:
 
     def _requests(self, batch: Batch) -> list[InferenceRequest]:
         batch.replies = [Reply(self.replies, wire) for wire in batch.live]
-        batch.unseen = _handles(batch.live)
-        batch.unseen.reverse()
         requests = [
             self._request(wire, reply, batch) for wire, reply in zip(batch.live, batch.replies)
         ]
@@ -165,8 +165,8 @@ class Execution:
         inputs = []
         for tensor in wire.inputs:
             inputs.append(self._bodies.tensor(tensor))
-            if isinstance(tensor.data, Handle):
-                batch.unseen.pop()
+            if type(tensor.data) is Handle:
+                batch.seen += 1
         return InferenceRequest._received(
             inputs,
             wire.request_id,
@@ -191,7 +191,7 @@ class Execution:
         """Turn what execute returned or raised into answers, for those that have none yet."""
         end_if_forked(self._end, error)
         if error is not None:
-            self._end.give_back(batch.unseen)
+            self._end.give_back(_handles(batch.live)[batch.seen :])
             is_ours = isinstance(error, _NoExecute)
             text = str(error) if is_ours else format_exception(error, self._model_path)
             self._fail(batch, text)
@@ -201,11 +201,11 @@ class Execution:
             self._fail(batch, problem)
             return
         room = Room()
-        for reply, answer in zip(batch.replies, result or ()):
+        for reply, answer in zip(batch.replies, result or [None] * len(batch.live)):
             if answer is not None:
                 self._answer(batch, reply, answer, room)
-        # Those without an answer have a sender, or the model has kept their requests and will ask
-        # for it later; a request that it has let go is ended when its reply is, see Reply.
+            else:
+                reply.stay_open()
 
     def _answer(self, batch: Batch, reply: Reply, answer: InferenceResponse, room: Room) -> None:
         if reply.answered():
@@ -254,13 +254,18 @@ class Execution:
         """Send the batch's end. The requests are gone: only now is seen what the model has kept."""
         end, page = self._end, self._end.page
         responses = [self.replies.settled(each) for each in batch.responses]
-        still_open = [reply.wire.id for reply in batch.replies if not reply.is_done]
+        still_open = (
+            [reply.wire.id for reply in batch.replies if not reply.is_done]
+            if len(responses) < batch.count
+            else []
+        )
         fault_point("stub.respond")
-        del self._running[batch.number]
         page.end_batch()
-        for number, since_ns in self._running.items():
-            page.resume_batch(number, since_ns)
-            break
+        if self.is_async:
+            del self._running[batch.number]
+            for number, since_ns in self._running.items():
+                page.resume_batch(number, since_ns)
+                break
         self.replies.before_send()
         self._send(Executed(batch.number, responses, *_times(batch, still_open)))
         batch.replies.clear()
@@ -274,8 +279,10 @@ class Execution:
         if len(data) <= end.max_frame_bytes:
             end.send_encoded(data)
             for response in executed.responses:
-                if response.outputs:
-                    end.forwarded(response.outputs)
+                for tensor in response.outputs:
+                    if type(tensor.data) is Handle:
+                        end.forwarded(response.outputs)
+                        break
             return
         for response in executed.responses:
             self.replies.send(response)

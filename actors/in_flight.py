@@ -219,7 +219,7 @@ class InFlight:
         # Not before: where a response is broken, the stub's death settles the whole batch.
         del self._batches[executed.batch]
         self.executed += 1
-        if self._batches and self.looks_between:
+        if self.looks_between and self._batches and self._end.page.last_begun() < self._number:
             self._end.wake()
         still_open = set(executed.still_open)
         for factory in factories:

@@ -141,20 +141,27 @@ class Instance:
         begun is not lost when the stub dies (see InFlight.lose).
         """
         current = self._current
-        if current is not None and current.calls.has_called and not self._is_overlapping:
-            # It waits for other models, and nothing that is behind it can move meanwhile.
-            return min(self.room_ahead, 1 - len(current.in_flight))
-        return self.room_ahead
-
-    @property
-    def room_ahead(self) -> int:
-        """The same for work that no other instance could do, and for which no model waits."""
-        current = self._current
         if current is None or current.is_over or self._machine.state is not RUNNING:
             return 0
         if not current.in_flight.has_slots:
             return 0
+        if current.calls.has_called and not self._is_overlapping:
+            # It waits for other models, and nothing that is behind it can move meanwhile.
+            return 1 - len(current.in_flight)
         return self._most_batches - len(current.in_flight)
+
+    @property
+    def could_run_next(self) -> bool:
+        """Whether a stub that calls other models can have the batch after the one that it runs.
+
+        For work that no other instance could do and for which no model waits: anything else would
+        wait behind a call, perhaps for ever.
+        """
+        current = self._current
+        if current is None or current.is_over or self._machine.state is not RUNNING:
+            return False
+        in_flight = current.in_flight
+        return current.calls.has_called and in_flight.has_slots and len(in_flight) == 1
 
     @property
     def start_due_s(self) -> float | None:

@@ -146,8 +146,12 @@ class Replies:
 
     def settled(self, answer: WireResponse) -> WireResponse:
         """Make an answer final: no array that the model has kept may change it afterwards."""
-        if not any(isinstance(tensor.data, Handle) for tensor in answer.outputs):
-            return answer
+        for tensor in answer.outputs:
+            if type(tensor.data) is Handle:
+                return self._owned(answer)
+        return answer
+
+    def _owned(self, answer: WireResponse) -> WireResponse:
         outputs = list(answer.outputs)
         try:
             for at, tensor in enumerate(outputs):

@@ -29,13 +29,14 @@ _DROPPED = "the response sender was dropped before the final response was sent"
 class Reply:
     """The way back of one request; see triton.response_sender.Reply."""
 
-    __slots__ = ("__weakref__", "_is_ended", "_replies", "_sending", "wire")
+    __slots__ = ("_guard", "_is_answered", "_replies", "_sending", "wire")
 
     def __init__(self, replies: Replies, wire: WireRequest) -> None:
         self.wire = wire
         self._replies = replies
-        self._is_ended = False  # its end is decided
+        self._is_answered = False  # its end is the batch's to bring
         self._sending: Sending | None = None
+        self._guard: _Guard | None = None
 
     # --- triton.response_sender.Reply ------------------------------------------------------------
 
@@ -47,7 +48,11 @@ class Reply:
         with replies.lock:
             sending = self._sending
             if sending is None:
-                sending = self._sending = Sending(replies, self.wire, is_closed=self._is_ended)
+                sending = Sending(replies, self.wire, is_over=self._is_answered)
+                self._watch(sending)
+                self._sending = sending
+                if self._is_answered:  # meanwhile: see `answered`
+                    sending.is_over = sending.is_closed = True
             sender = sending.sender() if sending.sender is not None else None
             if sender is None:
                 sender = InferenceResponseSender._of(self)
@@ -83,7 +88,7 @@ class Reply:
         )
         if flags:
             sending.is_closed = True
-        if self._is_ended:
+        if sending.is_over:
             return None
         is_final = bool(flags) or not decoupled
         if response is None:
@@ -92,7 +97,7 @@ class Reply:
             sending.sent += 1
             wire = replies.wire_response(self.wire, response, Room(), final=is_final)
             wire = replies.settled(wire)
-        self._is_ended = is_final
+        sending.is_over = is_final
         return wire
 
     def is_cancelled(self) -> bool:
@@ -108,38 +113,65 @@ class Reply:
     def is_done(self) -> bool:
         """Whether its end is on its way: with the batch, or before it."""
         sending = self._sending
-        return self._is_ended if sending is None else sending.is_done
+        return self._is_answered if sending is None else sending.is_done
 
     def answered(self) -> bool:
-        """Hear that the batch brings its end; False where it has one already."""
-        with self._replies.lock:
-            sending = self._sending
-            if sending is None:
-                self._is_ended = True
-                return True
+        """Hear that the batch brings its end; False where it has one already.
+
+        Without a lock, as all requests of plain models go here: the flag is set before the look
+        for a sender, and who makes a sender looks for the flag afterwards.
+        """
+        self._is_answered = True
+        sending = self._sending
+        if sending is None:
+            return True
         with sending.lock:
-            if self._is_ended:
+            if sending.is_over:
                 return False
-            self._is_ended = sending.is_closed = sending.is_done = True
+            sending.is_over = sending.is_closed = sending.is_done = True
             return True
 
     def fail(self, text: str) -> bool:
         """End it with an error, unless it has an end; True where the batch has to bring that."""
-        with self._replies.lock:
-            sending = self._sending
-            if sending is None:
-                self._is_ended = True
-                return True
+        self._is_answered = True
+        sending = self._sending
+        if sending is None:
+            return True
         with sending.lock:
-            if self._is_ended:
+            if sending.is_over:
                 return False
-            self._is_ended = sending.is_closed = True
+            sending.is_over = sending.is_closed = True
         sending.end(error_response(self.wire.id, text))
         return False
 
+    def stay_open(self) -> None:
+        """Hear that the batch brings nothing: what the model has kept of it may answer later."""
+        with self._replies.lock:
+            if self._guard is None:
+                self._watch(None)
+
+    def _watch(self, sending: Sending | None) -> None:
+        """See to it that the request ends when nobody can answer it any more."""
+        if self._guard is None:
+            self._guard = _Guard(self._replies, self.wire.id)
+        self._guard.sending = sending
+
+
+class _Guard:
+    """Goes with its reply; ends a request that has no end then. Requests with answers have none."""
+
+    __slots__ = ("_replies", "_request", "sending")
+
+    def __init__(self, replies: Replies, request: int) -> None:
+        self._replies = replies
+        self._request = request
+        self.sending: Sending | None = None
+
     def __del__(self) -> None:
-        if not self._is_ended and not self._replies.end.is_severed:
-            why = _NEVER_TAKEN if self._sending is None else _DROPPED
-            cause = getattr(thread_errors, "text", "")
-            text = f"{why}: {cause}" if cause else why
-            self._replies.abandon(self.wire.id, self._sending, text)
+        sending = self.sending
+        if self._replies.end.is_severed or (sending is not None and sending.is_over):
+            return
+        why = _NEVER_TAKEN if sending is None else _DROPPED
+        cause = getattr(thread_errors, "text", "")
+        text = f"{why}: {cause}" if cause else why
+        self._replies.abandon(self._request, sending, text)

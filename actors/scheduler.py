@@ -190,7 +190,7 @@ class Scheduler:
         if len(self._instances) != 1 or not isinstance(queue, PlainQueue):
             return None
         first = next(iter(queue), None)
-        if first is None or first.is_call or self._instances[0].room_ahead <= 0:
+        if first is None or first.is_call or not self._instances[0].could_run_next:
             return None
         return self._instances[0]
 

@@ -48,19 +48,21 @@ class Sending:
         "_waiting",
         "is_closed",
         "is_done",
+        "is_over",
         "lock",
         "sender",
         "sent",
         "wire",
     )
 
-    def __init__(self, replies: Replies, wire: WireRequest, *, is_closed: bool) -> None:
+    def __init__(self, replies: Replies, wire: WireRequest, *, is_over: bool) -> None:
         self.wire = wire
         self.lock = threading.RLock()
         self.sender: weakref.ref[InferenceResponseSender] | None = None
         self.sent = 0  # responses that the model has given
-        self.is_closed = is_closed  # the model has sent FINAL, or may send nothing more
-        self.is_done = is_closed  # its end is on its way
+        self.is_over = is_over  # the request's end is decided
+        self.is_closed = is_over  # the model has sent FINAL, or may send nothing more
+        self.is_done = is_over  # the end is on its way
         self._replies = replies
         self._is_free = not replies.decoupled or wire.cancel_slot < 0
         self._gone = 0
@@ -120,7 +122,7 @@ class Sending:
     def end(self, wire: WireResponse) -> None:
         """Put the end after everything else; never waits for credit. The lock is free."""
         with self.lock:
-            self.is_closed = True
+            self.is_over = self.is_closed = True
             self.keep(wire)
         self.look()
 

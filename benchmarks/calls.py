@@ -38,24 +38,25 @@ Measure = Callable[[Supervisor, Effort], Coroutine[Any, Any, Figures]]
 
 def calls(effort: Effort) -> Findings:
     """Measure requests that make calls, one after the other and at once."""
-    rows = tuple(f"bls-{form}-{count}" for form in CALLERS for count in CALLS)
+    rows = [f"bls-{form}-{count}" for form in CALLERS for count in CALLS]
     return _section(effort, rows, _calls_turn)
 
 
 def streams(effort: Effort) -> Findings:
     """Measure streamed responses, of one stream and of many at once."""
-    return _section(effort, tuple(f"stream-{count}" for count in STREAMS), _streams_turn)
+    return _section(effort, [f"stream-{count}" for count in STREAMS], _streams_turn)
 
 
 def fan_out(effort: Effort) -> Findings:
     """Measure requests that open many streams at once."""
-    return _section(effort, tuple(f"fan-out-{count}" for count in FANS), _fans_turn)
+    return _section(effort, [f"fan-out-{count}" for count in FANS], _fans_turn)
 
 
-def _section(effort: Effort, rows: tuple[str, ...], measure: Measure) -> Findings:
+def _section(effort: Effort, rows: list[str], measure: Measure) -> Findings:
     findings = Findings()
     turn = partial(_turn, measure, effort)
-    take_turns(findings, [Contender(OURS, rows, turn)], effort)
+    with_cpu = (*rows, *[f"{row}-cpu" for row in rows])
+    take_turns(findings, [Contender(OURS, with_cpu, turn)], effort)
     return findings
 
 
@@ -83,7 +84,7 @@ async def _calls_turn(server: Supervisor, effort: Effort) -> Figures:
             rate, cpu_us = await _rate(ask, OUTSTANDING, effort.seconds)
             row = f"bls-{form}-{count}"
             figures[row] = rate * count
-            figures[row, "CPU a call, µs"] = cpu_us / count
+            figures[f"{row}-cpu"] = cpu_us / count
     return figures
 
 
@@ -94,7 +95,7 @@ async def _streams_turn(server: Supervisor, effort: Effort) -> Figures:
         await _rate(listen, count, 0.2)
         rate, cpu_us = await _rate(listen, count, effort.seconds)
         figures[f"stream-{count}"] = rate * STREAM_LENGTH
-        figures[f"stream-{count}", "CPU a response, µs"] = cpu_us / STREAM_LENGTH
+        figures[f"stream-{count}-cpu"] = cpu_us / STREAM_LENGTH
     return figures
 
 
@@ -105,7 +106,7 @@ async def _fans_turn(server: Supervisor, effort: Effort) -> Figures:
         await _rate(ask, OUTSTANDING, 0.2)
         rate, cpu_us = await _rate(ask, OUTSTANDING, effort.seconds)
         figures[f"fan-out-{count}"] = rate
-        figures[f"fan-out-{count}", "CPU a stream, µs"] = cpu_us / count
+        figures[f"fan-out-{count}-cpu"] = cpu_us / count
     return figures
 
 

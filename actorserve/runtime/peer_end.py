@@ -99,6 +99,7 @@ class PeerChannel(Generic[M]):
         self._release_lock = threading.Lock()
         self._pending: deque[M] = deque()
         self._releasing: deque[Handle] = deque()
+        self._kept: list[Handle] = []  # released, but not yet to be sent; see `_releasable`
         self._sent = 0
         self._received = 0
         self._severed = False
@@ -210,18 +211,15 @@ class PeerChannel(Generic[M]):
                 return
             self._is_sending = True
             try:
-                self._write(data)
+                self._sent += 1
+                while not self._up.try_send(data):
+                    if not self._up.want_room():
+                        self._sleep(self._room_bell, None)
+                    self._up.stop_wanting()
             finally:
                 self._is_sending = False
             if self._unsent:
                 self.send_encoded(self._unsent.popleft())
-
-    def _write(self, data: bytes) -> None:
-        self._sent += 1
-        while not self._up.try_send(data):
-            if not self._up.want_room():
-                self._sleep(self._room_bell, None)
-            self._up.stop_wanting()
 
     def try_send_encoded(self, data: bytes) -> bool:
         """Send an encoded message if there is room for it at once; False if there is none.
@@ -343,9 +341,10 @@ class PeerChannel(Generic[M]):
         Not between `place` and the sending of what was placed, unless a subclass sees to it: a
         release must not overtake the message that hands the block on.
         """
-        with self._release_lock:
-            self._releasing.extend(self._releasable(self._views.take_released()))
-            if self._releasing:
+        released = self._views.take_released()
+        if released or self._releasing or self._kept:
+            with self._release_lock:
+                self._releasing.extend(self._releasable(released))
                 while self._releasing and self._work.try_release(
                     self._releasing[0].arena, self._releasing[0].block
                 ):

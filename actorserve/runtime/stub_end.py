@@ -41,7 +41,6 @@ class StubEnd(PeerEnd):
         self.reap: Callable[[], None] = lambda: None
         self._read_lock = threading.Lock()
         self._forwarding: Counter[Key] = Counter()
-        self._kept: list[Handle] = []
         self._idle_since_s = monotonic_s()
         self._received_then = 0
 

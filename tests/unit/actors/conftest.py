@@ -163,6 +163,7 @@ class FakeInstance:
         self.state = State.RUNNING
         self.reason = "as it is"
         self.start_due_s: float | None = None
+        self.has_called = False
         self.batches: list[list[Any]] = []
         self.begun: list[list[Any]] = []
         self.place = FakePlace()
@@ -174,6 +175,10 @@ class FakeInstance:
     @property
     def room(self) -> int:
         return self.most - len(self.batches) if self.is_running else 0
+
+    @property
+    def could_run_next(self) -> bool:
+        return self.is_running and self.has_called and len(self.batches) == 1
 
     def dispatch(self, factories: list[Any]) -> None:
         live = [each for each in factories if each.dispatch(self.place, 0) is not None]

@@ -80,7 +80,7 @@ def wire(number: int, *, final: bool = False) -> WireResponse:
 
 def number_of(response: InferenceResponse | None) -> str:
     """Return what `wire` has put in."""
-    return response.parameters() if response is not None else "none"
+    return response.parameters().replace(" ", "") if response is not None else "none"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actorserve.actors.in_flight import NO_SLOT, InFlight
+from actorserve.actors.in_flight import LARGE_WINDOW, NO_SLOT, WINDOW, InFlight
 from actorserve.errors import (
     DeadlineExceeded,
     InternalError,
@@ -31,12 +31,18 @@ class FakePage:
         self.cancel_slots = slots
         self.cancelled: list[tuple[int, int]] = []
         self.begun = 0
+        self.granted: list[int] = []
+        self.does_sender_wait = False
 
     def cancel(self, slot: int, request_id: int) -> None:
         self.cancelled.append((slot, request_id))
 
     def last_begun(self) -> int:
         return self.begun
+
+    def grant(self, slot: int, request_id: int, total: int) -> bool:
+        self.granted.append(total)
+        return self.does_sender_wait
 
 
 class FakeEnd:
@@ -49,10 +55,20 @@ class FakeEnd:
         self.max_frame_bytes = max_frame_bytes
         self.sent: list[Execute] = []
         self.error: Exception | None = None
+        self.rung: list[bool] = []
+        self.woken = 0
+        self.told: list[int] = []
 
-    def send_encoded(self, data: bytes, tensors: list[WireTensor]) -> None:
+    def tell_of_credit(self, request: int) -> None:
+        self.told.append(request)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def send_encoded(self, data: bytes, tensors: list[WireTensor], *, wakes: bool = True) -> None:
         if self.error is not None:
             raise self.error
+        self.rung.append(wakes)
         self.sent.append(decode(data))
         assert len(tensors) == 2 * len(self.sent[-1].requests)
 
@@ -318,3 +334,61 @@ def test_a_hanging_batch_expires_alone(in_flight, end, make):
     lost = in_flight.lose(DEATH)
     assert lost.untouched == factories(batches[1])
     assert all(len(each.responses) == 1 for each in batches[0])
+
+
+# --- bells and credit ----------------------------------------------------------------------------
+
+
+def executed(number: int, *made: Made) -> Executed:
+    """Return the end of a batch with an answer for each of its requests."""
+    return Executed(number, [WireResponse(each.key) for each in made])
+
+
+def test_work_that_is_sent_ahead_rings_for_nobody(in_flight, end, make):
+    """A stub that looks between two batches finds it; one with a loop of its own is rung."""
+    first, second, third = make(3)
+    in_flight.send([first.factory])
+    in_flight.send([second.factory])
+    in_flight.looks_between = True
+    in_flight.send([third.factory])
+    assert end.rung == [True, True, False]
+
+
+def test_a_stub_that_slept_before_its_work_came_is_woken_when_its_last_batch_ends(
+    in_flight, end, make
+):
+    """The next batch is there and not begun; where it is begun already, nobody sleeps."""
+    in_flight.looks_between = True
+    made = make(3)
+    for each in made:
+        in_flight.send([each.factory])
+    end.page.begun = 1
+    in_flight.finish(executed(1, made[0]))
+    assert end.woken == 1
+    end.page.begun = 3
+    in_flight.finish(executed(2, made[1]))
+    in_flight.finish(executed(3, made[2]))
+    assert end.woken == 1
+    assert len(in_flight) == 0
+
+
+def test_credit_is_a_window_more_than_was_taken(end, exchange, make):
+    """Small responses get a large window once the first has come, those of shared memory do not."""
+    in_flight = InFlight("i", end, exchange, decoupled=True)
+    (made,) = make(1)
+    in_flight.send([made.factory])
+    assert end.page.granted == [LARGE_WINDOW]
+    in_flight.respond(WireResponse(made.key, final=False))
+    end.page.does_sender_wait = True
+    made.factory.consumed()
+    assert end.page.granted == [LARGE_WINDOW, 1 + WINDOW]
+    handle = Handle(2, 1, 0, 0, 8000)
+    in_flight.respond(WireResponse(made.key, [WireTensor("OUT", 11, (2000,), handle)], final=False))
+    made.factory.consumed()
+    assert end.told == [made.key]
+    for _ in range(WINDOW):
+        made.factory.consumed()
+    steps = [later - earlier for earlier, later in zip(end.page.granted[1:], end.page.granted[2:])]
+    assert steps == [LARGE_WINDOW // 2] * len(steps)
+    assert steps
+    assert set(end.told) == {made.key}

@@ -206,11 +206,13 @@ def test_a_failure_goes_with_the_batch_unless_there_is_a_sender(world):
 def test_finalizers_note_and_the_control_thread_ends(world):
     """One that had no sender, one that had, and one of a thread that failed."""
     reply = world.reply(1)
+    reply.stay_open()
     del reply
     reply = world.reply(2)
     reply.sender().send(answer(3))
     del reply
     reply = world.reply(3)
+    reply.stay_open()
     sender = reply.sender()
     del reply
     assert world.end.woken == 2

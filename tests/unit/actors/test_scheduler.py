@@ -307,3 +307,45 @@ def test_a_closed_scheduler_has_no_timer(make, turn):
     world.scheduler.close()
     turn(0.3)
     assert late.outcome == ""
+
+
+# --- stubs that call other models -----------------------------------------------------------------
+
+
+def test_the_only_stub_that_calls_others_has_its_next_request_already(make):
+    """So it need not sleep between two; no more than one, and in order."""
+    world = make()
+    (instance,) = world.instances
+    instance.has_called = True
+    made = [world.submit() for _ in range(4)]
+    assert instance.begun == [[made[0].key], [made[1].key]]
+    for _ in range(4):
+        world.finish(instance)
+    assert instance.begun == [[each.key] for each in made]
+    assert all(each.outcome == "ok" for each in made)
+
+
+def test_a_call_is_never_sent_ahead(make):
+    """It would wait for whoever runs before it, unseen: it stays in the queue, and its place."""
+    world = make()
+    (instance,) = world.instances
+    instance.has_called = True
+    first, call, third = world.submit(), world.submit(is_call=True), world.submit()
+    assert instance.begun == [[first.key]]
+    world.finish(instance)
+    assert instance.begun == [[first.key], [call.key], [third.key]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "rooms"),
+    [(None, (1, 1)), (BatchPolicy(max_batch_size=2, is_dynamic=True), (1,))],
+    ids=["two instances", "batches"],
+)
+def test_what_somebody_else_could_do_is_not_sent_ahead(make, policy, rooms):
+    """Another instance may be free before, or more may come for the batch."""
+    world = make(policy, *rooms)
+    for instance in world.instances:
+        instance.has_called = True
+    for _ in range(4):
+        world.submit()
+    assert [len(each.begun) for each in world.instances] == [1] * len(rooms)
