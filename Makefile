@@ -6,7 +6,7 @@ MINUTES ?= 60
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve serve-pipelines test check smoke bench bench-peers chaos fan-out soak clean
+.PHONY: install serve serve-pipelines test check docs smoke bench bench-peers chaos fan-out soak clean
 
 install: $(STAMP)
 
@@ -25,9 +25,12 @@ test: install
 	$(BIN)/python -m pytest
 
 check: install
-	$(BIN)/ruff check actorserve actors tests examples benchmarks
-	$(BIN)/ruff format --check actorserve actors tests examples benchmarks
+	$(BIN)/ruff check actorserve actors tests examples benchmarks docs
+	$(BIN)/ruff format --check actorserve actors tests examples benchmarks docs
 	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python docs/generate_configuration.py
 
 smoke: install
 	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/wire tests/unit/state tests/server/test_smoke.py

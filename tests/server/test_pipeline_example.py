@@ -19,21 +19,14 @@ import pytest
 from actorserve import Supervisor
 from actorserve.config import Settings
 from actorserve.errors import InvalidArgument
-from actorserve.triton import metric
 from tests.conftest import wait_until
 from tests.server.calling_models import DECOUPLED, HEAD, until
 from tests.server.harness import write_model
+from tests.server.scrape import scrape
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PIPELINES = EXAMPLES / "pipeline_repository"
-HAS_METRICS = not hasattr(metric, "_TEXT")
-"""Whether models can have metrics of their own; where not, `metered` is left out."""
-
-MODELS = [
-    path.name
-    for path in sorted(PIPELINES.iterdir())
-    if path.is_dir() and (HAS_METRICS or path.name != "metered")
-]
+MODELS = [path.name for path in sorted(PIPELINES.iterdir()) if path.is_dir()]
 TEXTS = ["Listen", " SILENT ", "pure noise"]
 
 
@@ -177,12 +170,17 @@ def status_of(server, name: str) -> dict:
     return next(each for each in models if each["name"] == name)["versions"][0]["scheduler"]
 
 
-@pytest.mark.skipif(not HAS_METRICS, reason="this version has no metrics of models")
 def test_a_model_measures_itself(server):
     """The model answers; its figures are where the server shows metrics."""
     for text in ("abc", "ü" * 50):
         status, outputs = server.infer("metered", {"TEXT": ("BYTES", [1], [text])})
         assert (status, outputs) == (200, {"LENGTH": [len(text)]})
+    figures = scrape(server)
+    assert figures['texts_total{model="metered",script="ascii"}'] == 1
+    assert figures['texts_total{model="metered",script="other"}'] == 1
+    assert figures['longest_text{model="metered"}'] == 50
+    assert figures['text_length_bucket{le="10",model="metered"}'] == 1
+    assert figures['text_length_count{model="metered"}'] == 2
 
 
 # --- bursts --------------------------------------------------------------------------------------
