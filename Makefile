@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 HTTP_PORT ?= 8000
+METRICS_PORT ?= 8002
 MINUTES ?= 60
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -16,10 +17,10 @@ $(STAMP): setup.cfg pyproject.toml
 	touch $@
 
 serve: install
-	$(BIN)/actorserve start examples/repository --http-port $(HTTP_PORT)
+	$(BIN)/actorserve start examples/repository --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
 serve-pipelines: install
-	$(BIN)/actorserve start examples/pipeline_repository --http-port $(HTTP_PORT)
+	$(BIN)/actorserve start examples/pipeline_repository --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
 test: install
 	$(BIN)/python -m pytest

@@ -25,9 +25,9 @@ from actorserve.actors.repository import Repository
 from actorserve.actors.supervisor import Supervisor
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from actorserve.errors import ActorserveError, DeadlineExceeded
+from actorserve.errors import ActorserveError, DeadlineExceeded, InvalidArgument
 from actorserve.triton.config_json import model_config_from_json
-from actorserve.triton.inference import InferRequest, InferResponse
+from actorserve.triton.inference import InferRequest, InferResponse, ModelInfo
 from actorserve.triton.model_config import ModelConfig
 from actorserve.triton.request_validation import UNKNOWN_ID
 from actorserve.triton.tensor_config import ModelWarmup
@@ -295,18 +295,32 @@ class _Trial:
         """Raise what is wrong with the sample, or what the model answers."""
         folder = self._repository.find(config.name).path
         tensors = await asyncio.to_thread(warm_up_tensors, sample, config, folder)
+        info = self._server.model_info(config.name, version)
         for _ in range(runs):
-            await self._answer(InferRequest(config.name, tensors, version))
+            request = InferRequest(config.name, tensors, version, takes_stream=True)
+            await self._answer(request, info)
 
-    async def _answer(self, request: InferRequest) -> None:
-        """Wait for the last response to a request. Raises its error, or _Stuck."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _answer(self, request: InferRequest, info: ModelInfo) -> None:
+        """Wait for the last response to a request.
+
+        Raises its error, or _Stuck, or InvalidArgument for outputs that are not those of the
+        configuration: clients would get them as they are.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+
+        def acknowledge() -> None:
+            factory.consumed()
 
         def take(response: InferResponse) -> None:
+            loop.call_soon(acknowledge)  # the factory may not be there yet
             if answer.done():
                 return
+            misfit = "" if response.is_empty else _misfit(info, response)
             if response.error is not None:
                 answer.set_exception(response.error)
+            elif misfit:
+                answer.set_exception(InvalidArgument(misfit))
             elif response.final:
                 answer.set_result(None)
 
@@ -320,3 +334,29 @@ class _Trial:
         except asyncio.CancelledError:
             factory.disconnect()
             raise
+
+
+def _misfit(info: ModelInfo, response: InferResponse) -> str:
+    """Return how a response differs from the outputs of the configuration, or ""."""
+    given = {tensor.name: tensor for tensor in response.outputs}
+    for spec in info.outputs:
+        tensor = given.get(spec.name)
+        if tensor is None:
+            has = ", ".join(f"'{name}'" for name in given) or "none"
+            return (
+                f"the response has no output '{spec.name}' (of the configured ones it has: {has})"
+            )
+        if tensor.datatype != spec.datatype:
+            return (
+                f"output '{spec.name}' is {tensor.datatype}, where the configuration says "
+                f"{spec.datatype}"
+            )
+        fits = len(tensor.shape) == len(spec.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(spec.shape, tensor.shape)
+        )
+        if not fits:
+            return (
+                f"output '{spec.name}' has the shape {list(tensor.shape)}, where the configuration "
+                f"says {list(spec.shape)}"
+            )
+    return ""

@@ -155,7 +155,8 @@ def _check_versions(draft: _Draft) -> None:
     if not draft.chosen:
         raise NoVersion(
             f"at least one version must be available under the version policy of model "
-            f"'{draft.name}'"
+            f"'{draft.name}': expected a folder like '{draft.source.entry.path / '1'}', with "
+            f"{draft.config.default_model_filename or MODEL_FILE} in it"
         )
     for version in draft.chosen:
         path = draft.model_path(version)

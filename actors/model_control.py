@@ -238,7 +238,11 @@ class ModelControl:
     def check_explicit(self) -> None:
         """Raise Unavailable unless models are loaded by request."""
         if self._node.settings.model_control_mode != "explicit":
-            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise Unavailable(
+                "explicit model load / unload is not allowed if polling is enabled "
+                f"(--model-control-mode is {self._node.settings.model_control_mode}; with explicit "
+                "it is allowed)"
+            )
 
     async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Load or reload; see triton.inference.ModelControl."""

@@ -129,9 +129,10 @@ class Overview(ABC):
 
     # --- the server ------------------------------------------------------------------------------
 
-    def status(self) -> bytes:
-        """Return `stats` as JSON."""
-        return msgspec.json.encode(self.stats())
+    async def status(self) -> bytes:
+        """Return `stats` as JSON; ready is what `check_ready` says, as for probes."""
+        is_ready = await self.check_ready()
+        return msgspec.json.encode(msgspec.structs.replace(self.stats(), is_ready=is_ready))
 
     def is_live(self) -> bool:
         """Whether the loop turns: who asks on the loop has the answer."""

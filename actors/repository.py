@@ -84,6 +84,11 @@ class Repository:
         for path in self.paths:
             if not path.is_dir():
                 raise NotFound(f"model repository '{path}' is not a directory")
+            if (path / CONFIG_FILE).is_file():
+                raise NotFound(
+                    f"'{path}' is a model, not a repository of models: name the directory that "
+                    f"it is in, '{path.absolute().parent}'"
+                )
             try:
                 next(path.iterdir(), None)
             except OSError as error:

@@ -76,8 +76,7 @@ FIELDS: dict[str, str] = {
     "instance_group": "see below; without it one instance",
     "default_model_filename": "the file in each version's folder, `model.py` without it",
     "parameters": "see above; all others are the model's own",
-    "model_transaction_policy": "`decoupled` is shown to the model, whose response sender is "
-    "not there yet",
+    "model_transaction_policy": "`decoupled`: any number of responses to a request",
     "input.name": "what requests call it",
     "input.data_type": "`TYPE_BOOL` to `TYPE_FP64`, `TYPE_BF16`, `TYPE_STRING`",
     "input.format": "shown to clients and to the model",

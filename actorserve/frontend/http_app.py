@@ -225,11 +225,11 @@ _PLAIN: dict[bytes, Callable[[HttpFront], Answer]] = {
 }
 
 
-def _status(front: HttpFront) -> Reply:
-    return Reply(200, front.door.status(), _JSON)
+async def _status(front: HttpFront) -> Reply:
+    return Reply(200, await front.door.status(), _JSON)
 
 
-_ADMIN: dict[bytes, Callable[[HttpFront], Reply]] = {b"/v2/actorserve/status": _status}
+_ADMIN: dict[bytes, Callable[[HttpFront], Answer]] = {b"/v2/actorserve/status": _status}
 
 
 # --- models --------------------------------------------------------------------------------------

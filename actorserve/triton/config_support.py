@@ -60,7 +60,10 @@ def _unsupported_errors(config: ModelConfig, is_python_based: bool) -> Iterator[
 
 def _unsupported_warnings(config: ModelConfig) -> Iterator[str]:
     if config.model_warmup:
-        yield "model_warmup is ignored: the first requests run on a cold model"
+        yield (
+            "model_warmup is ignored when serving, the first requests run on a cold model; a dry "
+            "run of check sends it"
+        )
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache is ignored: every request is executed"
     if config.dynamic_batching is not None:

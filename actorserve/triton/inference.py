@@ -199,7 +199,7 @@ class Door(Protocol):
     async def check_ready(self) -> bool:
         """Whether the server is ready, and the models themselves say so; as above."""
 
-    def status(self) -> bytes:
+    async def status(self) -> bytes:
         """Return where the server stands, for its operator, as JSON."""
 
     def is_live(self) -> bool:

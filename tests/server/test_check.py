@@ -154,10 +154,12 @@ class TritonPythonModel:
             stream.write(text + "\\n")
 
     def execute(self, requests):
+        answers = []
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
             self.tell(f"{{x.dtype}} {{x.shape}} {{x.flatten().tolist()}}")
-        return [pb_utils.InferenceResponse([]) for _ in requests]
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", x)]))
+        return answers
 
     def finalize(self):
         self.tell("finalized")
@@ -316,3 +318,25 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path):
         code, text = terminal.read_all()
     assert code == 130
     assert text.endswith("\r\x1b[Kactorserve check: interrupted\r\n")
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("pb_utils.Tensor('OUTPUT1', x)", "the response has no output 'OUTPUT0'"),
+        ("pb_utils.Tensor('OUTPUT0', x.astype(np.float64))", "output 'OUTPUT0' is FP64, where"),
+        ("pb_utils.Tensor('OUTPUT0', x[0])", "has the shape [3], where"),
+    ],
+)
+def test_outputs_that_are_not_the_configured_ones_are_found(tmp_path: Path, output, reason):
+    """The server would hand them on as they are, as the real one does."""
+    body = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        x = pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
+        return [pb_utils.InferenceResponse([{output}])]
+"""
+    write_model(tmp_path / "repo", "model", body, BATCHED + sample("zeros"))
+    done = run("--dry-run", tmp_path / "repo")
+    assert done.returncode == 1
+    assert reason in done.stdout

@@ -156,7 +156,10 @@ def test_only_the_explicit_mode_loads_by_request(start_server, repository):
     for mode in ("none", "poll"):
         server = start_server(repository, "--model-control-mode", mode)
         for action in ("load", "unload"):
-            assert control(server, "a", action) == (503, REFUSED)
+            status, text = control(server, "a", action)
+            assert status == 503
+            assert text.startswith(REFUSED)
+            assert f"--model-control-mode is {mode}" in text
         assert index(server) == {"a/1": {"version": "1", "state": "READY"}}
         assert server.stop() == 0
 
