@@ -27,6 +27,7 @@ from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
 from actorserve.actors.forked import end_if_forked
 from actorserve.actors.replies import thread_errors
+from actorserve.actors.reply import note_cause
 from actorserve.actors.stub_loop import StubLoop
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.fault import fault_point
@@ -81,7 +82,7 @@ def _note_thread_errors() -> None:
 
     def note(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
-            thread_errors.text = format_exception(args.exc_value)
+            thread_errors.text = note_cause(args.exc_value)
         shown(args)
 
     threading.excepthook = note
