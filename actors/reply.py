@@ -18,6 +18,7 @@ from actorserve.actors.bodies import Room
 from actorserve.actors.replies import Replies, error_response, thread_errors
 from actorserve.actors.sending import Sending
 from actorserve.triton.error import TritonModelException
+from actorserve.triton.failure import format_exception
 from actorserve.triton.response import InferenceResponse
 from actorserve.triton.response_sender import InferenceResponseSender, check_sending
 from actorserve.wire.messages import WireRequest, WireResponse
@@ -157,6 +158,23 @@ class Reply:
         self._guard.sending = sending
 
 
+def note_cause(error: BaseException) -> str:
+    """Remember an error of the model's own thread or task for the senders that its code had.
+
+    Returns the text. They are dropped with the error's frames, or live on where others have them.
+    """
+    text = format_exception(error)
+    trace = error.__traceback__
+    while trace is not None:
+        for value in list(trace.tb_frame.f_locals.values()):
+            if isinstance(value, InferenceResponseSender) and isinstance(value._reply, Reply):
+                sending = value._reply._sending
+                if sending is not None:
+                    sending.cause = text
+        trace = trace.tb_next
+    return text
+
+
 class _Guard:
     """Goes with its reply; ends a request that has no end then. Requests with answers have none."""
 
@@ -172,6 +190,7 @@ class _Guard:
         if self._replies.end.is_severed or (sending is not None and sending.is_over):
             return
         why = _NEVER_TAKEN if sending is None else _DROPPED
-        cause = getattr(thread_errors, "text", "")
+        cause = sending.cause if sending is not None else ""
+        cause = cause or getattr(thread_errors, "text", "")
         text = f"{why}: {cause}" if cause else why
         self._replies.abandon(self._request, sending, text)

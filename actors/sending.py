@@ -46,6 +46,7 @@ class Sending:
         "_kept_bytes",
         "_replies",
         "_waiting",
+        "cause",
         "is_closed",
         "is_done",
         "is_over",
@@ -59,6 +60,7 @@ class Sending:
         self.wire = wire
         self.lock = threading.RLock()
         self.sender: weakref.ref[InferenceResponseSender] | None = None
+        self.cause = ""  # what ended the code that had the sender in its hands
         self.sent = 0  # responses that the model has given
         self.is_over = is_over  # the request's end is decided
         self.is_closed = is_over  # the model has sent FINAL, or may send nothing more

@@ -30,6 +30,7 @@ from actorserve.actors.forked import end_if_forked
 from actorserve.actors.questions import Questions
 from actorserve.actors.readiness_hook import ReadinessHook
 from actorserve.actors.replies import thread_errors
+from actorserve.actors.reply import note_cause
 from actorserve.actors.stub_log import StubLog
 from actorserve.actors.stub_loop import StubLoop
 from actorserve.actors.stub_metrics import CONTROL_THREAD, StubMetrics
@@ -90,7 +91,7 @@ def _note_thread_errors() -> None:
 
     def note(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
-            thread_errors.text = format_exception(args.exc_value)
+            thread_errors.text = note_cause(args.exc_value)
         shown(args)
 
     threading.excepthook = note

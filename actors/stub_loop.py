@@ -15,9 +15,11 @@ import asyncio
 import threading
 import traceback
 from collections import deque
+from typing import Any
 
 from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
+from actorserve.actors.reply import note_cause
 from actorserve.errors import ProtocolError
 from actorserve.runtime.stub_end import StubEnd
 from actorserve.wire.messages import Execute, Finalize
@@ -46,6 +48,7 @@ class StubLoop:
         """Run batches until the supervisor wants the model to be finalized."""
         loop = self._loop
         asyncio.set_event_loop(loop)
+        loop.set_exception_handler(_on_error)
         self._end.attach(loop, self._on_news)
         loop.call_soon(self._on_news)
         while not self._is_over:
@@ -121,6 +124,14 @@ class StubLoop:
         if self._is_finalizing and not self._tasks and not self._waiting:
             self._is_over = True
             self._loop.stop()
+
+
+def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what nobody has looked at, such as the error of a task of the model's own."""
+    error = context.get("exception")
+    if isinstance(error, BaseException):
+        note_cause(error)
+    loop.default_exception_handler(context)
 
 
 async def _cancel_all() -> None:

@@ -15,13 +15,14 @@ from tests.conftest import wait_until
 from tests.server.script_models import Heard, ScriptServer, served
 
 ENDLESS = """
-    kept.sent = 0
-    kept.is_over = False
+    mine = kept.endless = Kept()
+    mine.sent = 0
+    mine.is_over = False
     def run(sender):
         while not sender.is_cancelled():
-            sender.send(answer([kept.sent]))
-            kept.sent += 1
-        kept.is_over = True
+            sender.send(answer([mine.sent]))
+            mine.sent += 1
+        mine.is_over = True
         sender.send(flags=FINAL)
     start(run, request.get_response_sender())
     """
@@ -31,7 +32,10 @@ COUNT = """
         sender.send(answer([n]))
     sender.send(flags=FINAL)
     """
-LOOK = "request.get_response_sender().send(tell(kept.sent, kept.is_over), FINAL)"
+LOOK = (
+    "sender = request.get_response_sender()\n"
+    "sender.send(tell(kept.endless.sent, kept.endless.is_over), FINAL)\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +120,9 @@ def test_a_sender_in_a_coroutine_does_not_hold_its_loop_up(server):
 def test_the_error_of_execute_does_not_wait_for_the_reader(server, model):
     """A thread waits for credit when execute raises: the main thread goes on at once."""
     code = """
+        mine = kept.failed = Kept()
         def run(sender):
-            kept.text = attempt(lambda: [sender.send(answer([n])) for n in range(1000)])
+            mine.text = attempt(lambda: [sender.send(answer([n])) for n in range(1000)])
         sender = request.get_response_sender()
         start(run, sender)
         until(lambda: request._reply._sending._kept)
@@ -138,7 +143,10 @@ def test_the_error_of_execute_does_not_wait_for_the_reader(server, model):
     assert numbers == list(range(len(numbers)))
     assert len(numbers) <= WINDOW + 1
     assert "ValueError: no more" in error.message
-    text = "request.get_response_sender().send(tell(kept.text), FINAL)"
+    text = """
+        until(lambda: hasattr(kept.failed, "text"))
+        request.get_response_sender().send(tell(kept.failed.text), FINAL)
+        """
     assert server.text(model, text)[0].endswith("Response sender has been closed.")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import Any
@@ -16,7 +17,7 @@ from actorserve.clock import monotonic_s
 from actorserve.config import Settings
 from actorserve.errors import DeadlineExceeded, Unavailable
 from actorserve.triton.inference import InferRequest, InferTensor
-from tests.server.calling_models import COUNT, ask, listen, serve, write
+from tests.server.calling_models import COUNT, ask, listen, serve, until, write
 from tests.server.harness import parameter
 from tests.server.script_models import Heard
 
@@ -141,7 +142,8 @@ async def execute(self, requests):
         first = submit(server, "model", 60)
         others = []
         while not first.ended.is_set():
-            others.append(submit(server, "model", 0.2))
+            with contextlib.suppress(Unavailable):  # it was just ended
+                others.append(submit(server, "model", 0.2))
             await asyncio.wait([asyncio.ensure_future(first.ended.wait())], timeout=0.05)
         for each in others:
             await asyncio.wait_for(each.ended.wait(), 20)
@@ -151,6 +153,7 @@ async def execute(self, requests):
         assert all(len(each) == 1 for each in ends)
         assert any(isinstance(each[0], float) for each in ends)
         assert all(isinstance(each[0], (float, Unavailable)) for each in ends), ends
+        await until(server.is_ready)
         assert await ask(server, "model", 0) == [0]
 
     serve(repository, test, **NO_BACKOFF)
