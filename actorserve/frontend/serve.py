@@ -22,6 +22,7 @@ from typing import Any
 
 from actorserve import __version__
 from actorserve.actors import server_log
+from actorserve.actors.repository import Repository
 from actorserve.actors.server_log import ServerLog
 from actorserve.actors.supervisor import Supervisor
 from actorserve.config import Settings
@@ -49,6 +50,7 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     with server_log.installed(settings) as log:
         for flag in ignored_flags:
             _log.warning("%s has no meaning here and is ignored", flag)
+        Repository(settings.model_repository).check()
         _remove_old_ready_file(settings.ready_file)
         tune_malloc()
         _raise_descriptor_limit()

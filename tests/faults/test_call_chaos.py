@@ -195,7 +195,7 @@ async def _kill(harness: Harness, chance: random.Random) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [12, pytest.param(120, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=pytest.mark.chaos)])
 def test_callers_callees_and_the_zygote_are_killed_at_random(serve, repository, seconds):
     """Streams, nested and asynchronous calls go on; at the end no call and no block is left."""
     seed = int(os.environ.get("ACTORSERVE_CHAOS_SEED", random.randrange(1 << 32)))

@@ -236,7 +236,7 @@ class HttpLoad:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.chaos)])
 def test_the_supervisor_is_killed_at_random(start_server, repository, chance, count):
     """Every client's connection ends or answers, nobody is left, and a new start serves on."""
     write_model(repository, "one")

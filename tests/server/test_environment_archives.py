@@ -120,7 +120,7 @@ def test_other_compressions_serve(
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.13"])
+@pytest.mark.parametrize("version", ["3.13"])
 def test_another_python_serves_from_an_archive(start_server, repository, place, tmp_path, version):
     """A whole Python with numpy of its own, which nothing on the machine helps out."""
     prefix = make_prefix(version, tmp_path / "prefix")
