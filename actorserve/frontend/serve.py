@@ -50,12 +50,12 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     with server_log.installed(settings) as log:
         for flag in ignored_flags:
             _log.warning("%s has no meaning here and is ignored", flag)
-        Repository(settings.model_repository).check()
         _remove_old_ready_file(settings.ready_file)
         tune_malloc()
         _raise_descriptor_limit()
         with contextlib.ExitStack() as sockets:
             listener = sockets.enter_context(_listen(settings.host, settings.http_port))
+            Repository(settings.model_repository).check()
             metrics = None
             if settings.allow_metrics:
                 host = settings.metrics_address or settings.host
