@@ -1,6 +1,7 @@
 # One command serves the examples, another runs every test; both make what they need.
 PYTHON ?= python3
 VENV ?= .venv
+EXTRAS ?= serve,dev
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
 MINUTES ?= 60
@@ -13,7 +14,7 @@ install: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
 serve: install
