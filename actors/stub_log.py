@@ -13,6 +13,7 @@ forked writes to stderr.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import deque
 
@@ -77,25 +78,26 @@ class StubLog:
             if quota.refused:
                 self._tell(level, quota)
 
-    def _tell(self, level: LogLevel, quota: LineQuota) -> None:
-        refused = quota.take_refused(monotonic_s())
+    def _tell(self, level: LogLevel, quota: LineQuota, *, is_last: bool = False) -> None:
+        refused = quota.take_refused(math.inf if is_last else monotonic_s())
         if refused:
             text = (
                 f"{refused} lines of level {level.name} were left out here: no more than "
                 f"{LINES_PER_S:.0f} a second are taken"
             )
             self._waiting.append(_encoded(level, "Logger", 0, text))
-            self.flush()
+            if not is_last:
+                self.flush()
 
     def drain(self) -> None:
         """Send everything, waiting for room: the process ends."""
         if self._end.is_severed:
             return  # a fork's copy; its lock may be held for ever
+        for level, quota in self._quotas.items():
+            self._tell(level, quota, is_last=True)
         with self._sending, contextlib.suppress(PeerGone):
             while self._waiting:
                 self._end.send_encoded(self._waiting.popleft())
-        for level, quota in self._quotas.items():
-            self._tell(level, quota)
 
 
 def _encoded(level: LogLevel, file: str, line: int, message: str) -> bytes:

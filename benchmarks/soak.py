@@ -26,6 +26,8 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
@@ -78,7 +80,9 @@ class Soak:
                 if embedded.failures:
                     raise SystemExit(f"a model did not load: {embedded.failures}")
                 self._looks = [
-                    lambda: footprint.look(os.getpid(), json.loads(embedded.status()), remote.pid),
+                    lambda: footprint.look(
+                        os.getpid(), json.loads(msgspec.json.encode(embedded.stats())), remote.pid
+                    ),
                     lambda: footprint.look(remote.pid, _status_of(remote.port)),
                 ]
                 await self._soak(embedded, remote.port)

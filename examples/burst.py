@@ -74,7 +74,7 @@ class Embedded:
 
     async def stub_pids(self) -> list[int]:
         """Return the processes of the models."""
-        return pids_of(json.loads(self._server.status()))
+        return pids_of(json.loads(await self._server.status()))
 
 
 class Remote:

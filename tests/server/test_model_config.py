@@ -299,7 +299,7 @@ def test_the_server_serves_and_says_that_it_is_not_ready(server):
 @pytest.mark.parametrize(
     "text",
     [
-        "model_warmup is ignored: the first requests run on a cold model",
+        "model_warmup is ignored when serving, the first requests run on a cold model",
         "response_cache is ignored: every request is executed",
         "optimization.cuda is ignored",
         "metric_tags: 'a-b' is ignored",

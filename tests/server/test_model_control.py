@@ -254,7 +254,7 @@ def test_only_the_explicit_mode_lets_models_load_models(start_server, repository
     refusal = "explicit model load / unload is not allowed if polling is enabled"
     for do, prefix in (("load_model", "load"), ("unload_model", "unload")):
         said = order(server, "controller", do, model_name="controller")
-        assert said == {"error": f"Failed to {prefix} model: {refusal}"}
+        assert said["error"].startswith(f"Failed to {prefix} model: {refusal}")
     ready = order(server, "controller", "is_model_ready", model_name="controller")
     assert ready == {"result": True}
 
