@@ -158,10 +158,12 @@ class Instance:
         wait behind a call, perhaps for ever.
         """
         current = self._current
-        if current is None or current.is_over or self._machine.state is not RUNNING:
+        if current is None or not current.calls.has_called:
+            return False
+        if current.is_over or self._machine.state is not RUNNING:
             return False
         in_flight = current.in_flight
-        return current.calls.has_called and in_flight.has_slots and len(in_flight) == 1
+        return in_flight.has_slots and len(in_flight) == 1
 
     @property
     def start_due_s(self) -> float | None:

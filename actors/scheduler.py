@@ -186,13 +186,11 @@ class Scheduler:
         Else it would sleep between two requests. What another model asks is not sent ahead: it
         has to be seen that it waits, in a circle perhaps, for whoever runs before it.
         """
+        if len(self._instances) != 1 or not self._instances[0].could_run_next:
+            return None  # most models end here, at every batch: the cheap questions come first
         queue = self._queue
-        if len(self._instances) != 1 or not isinstance(queue, PlainQueue):
-            return None
-        first = next(iter(queue), None)
-        if first is None or first.is_call or not self._instances[0].could_run_next:
-            return None
-        return self._instances[0]
+        first = next(iter(queue), None) if isinstance(queue, PlainQueue) else None
+        return None if first is None or first.is_call else self._instances[0]
 
     def _run(self) -> None:
         """Dispatch whatever can be; a dispatch that comes back here is left to the outer one."""
