@@ -72,6 +72,7 @@ class InFlight:
         self._exchange = exchange
         self.owner: object = None  # the instance
         self.looks_between = False  # the stub looks for work after each batch, before it sleeps
+        self.tells_of_cancels = False  # its model may wait for them, and not only look
         self._number = 0
         self._batches: dict[int, list[ResponseFactory]] = {}
         self._requests: dict[int, ResponseFactory] = {}
@@ -169,6 +170,8 @@ class InFlight:
         """Set the cancel word of a request that is here."""
         if factory.key in self._requests and factory.cancel_slot != NO_SLOT:
             self._end.page.cancel(factory.cancel_slot, factory.key)
+            if self.tells_of_cancels:
+                self._end.tell_of_cancel(factory.key)
 
     def extend_credit(self, factory: ResponseFactory) -> None:
         """Grant what the client has taken and a window more, in steps of half a window."""

@@ -241,6 +241,7 @@ class Incarnation:
             self.is_async = message.is_async
             self.readiness.has_hook = message.has_is_ready
             self.in_flight.looks_between = not message.is_async
+            self.in_flight.tells_of_cancels = message.is_async
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))

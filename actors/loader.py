@@ -21,6 +21,7 @@ from actorserve.actors.execution_environment import (
     check_environment,
     prepare_environment,
 )
+from actorserve.actors.generation_entry import LOAD_MARGIN_S, is_generation, read_entry
 from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.load_error import NoVersion, VersionsFailed
 from actorserve.actors.model_version import VersionPlan
@@ -70,6 +71,7 @@ class _Draft(msgspec.Struct):
     restart: Restart
     chosen: list[int]
     backend: PythonBackend | None
+    has_engine: bool
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
     """Plan a load. Raises ConfigError or BootError with the reason for people."""
     draft = _draft(source, node.settings)
     environment = await prepare_environment(node.spawner, draft.environment_path)
-    if node.settings.auto_complete_config:
+    if node.settings.auto_complete_config and not draft.has_engine:
         try:
             draft.config = await _auto_complete(node, draft, environment)
         except BootError as error:
@@ -133,12 +135,34 @@ def _draft(source: ModelSource, settings: Settings) -> _Draft:
         Restart(first_s=first_s, max_s=max_s),
         select_versions(source.config, source.versions),
         find_backend(source.config, settings.backend_directory),
+        is_generation(source.config),
     )
-    if draft.backend is not None:
+    if draft.has_engine:
+        _read_engine(draft)
+    elif draft.backend is not None:
         draft.config = msgspec.structs.replace(draft.config, runtime=MODEL_FILE)
     _refuse_unsupported(draft)
     _check_versions(draft)
     return draft
+
+
+def _read_engine(draft: _Draft) -> None:
+    """Take what an engine's parameters say of its stub. Raises ConfigError."""
+    own = draft.parameters
+    entry = read_entry(
+        draft.config,
+        draft.source.entry.path,
+        draft.chosen,
+        has_own_python=bool(own.execution_env_path),
+    )
+    if entry is not None:
+        draft.parameters = msgspec.structs.replace(
+            own,
+            concurrent_executes=entry.max_in_flight,
+            initialize_timeout_s=max(
+                own.initialize_timeout_s, entry.load_timeout_s + LOAD_MARGIN_S
+            ),
+        )
 
 
 def _refuse_unsupported(draft: _Draft) -> None:
@@ -155,13 +179,17 @@ def _check_versions(draft: _Draft) -> None:
     if not draft.chosen:
         raise NoVersion(
             f"at least one version must be available under the version policy of model "
-            f"'{draft.name}': expected a folder like '{draft.source.entry.path / '1'}', with "
-            f"{draft.config.default_model_filename or MODEL_FILE} in it"
+            f"'{draft.name}': expected a folder like '{draft.source.entry.path / '1'}'"
+            + ("" if draft.has_engine else f", with {_file_name(draft)} in it")
         )
     for version in draft.chosen:
         path = draft.model_path(version)
         if not path.is_file():
             raise ConfigError(f"Python model file not found in '{path}'")
+
+
+def _file_name(draft: _Draft) -> str:
+    return draft.config.default_model_filename or MODEL_FILE
 
 
 async def _auto_complete(

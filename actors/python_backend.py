@@ -3,6 +3,7 @@
 
     <--backend-directory>/<backend>/model.py
     <--backend-directory>/<backend>/pb_exec_env_model.py.tar.gz     its environment, if any
+    generation/backend/model.py                                     built in: "generation"
 
 The models bring data alone: a configuration and version folders, which need no model file.
 """
@@ -15,8 +16,10 @@ import msgspec
 
 from actorserve.errors import ConfigError
 from actorserve.triton.config_completion import MODEL_FILE, PYTHON
+from actorserve.triton.generation_tensors import GENERATION
 from actorserve.triton.model_config import ModelConfig
 
+GENERATION_MODEL_FILE = Path(__file__).parent / "generation" / "backend" / MODEL_FILE
 ENVIRONMENT_FILE = "pb_exec_env_model.py.tar.gz"
 
 
@@ -35,6 +38,8 @@ def find_backend(config: ModelConfig, directory: str) -> PythonBackend | None:
     """
     name = config.backend
     is_ensemble = config.ensemble_scheduling is not None or config.platform == "ensemble"
+    if name == GENERATION and not is_ensemble:
+        return PythonBackend(GENERATION_MODEL_FILE, "")
     if not directory or name in ("", PYTHON) or is_ensemble:
         return None
     if "/" in name or "\0" in name or name.startswith("."):

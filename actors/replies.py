@@ -60,6 +60,7 @@ class Replies:
         self._model_path = model_path
         self._abandoned: deque[tuple[int, Waiting | None, str]] = deque()
         self._waiting: dict[int, Waiting] = {}
+        self._on_cancel: dict[int, Callable[[], object]] = {}
 
     # --- credit and finalizers -------------------------------------------------------------------
 
@@ -85,6 +86,24 @@ class Replies:
             sending = self._waiting.get(number)
             if sending is not None:
                 sending.granted()
+
+    def watch_cancel(self, wire: WireRequest, on_cancel: Callable[[], object]) -> None:
+        """Have `on_cancel` called once when the request is cancelled, or at once if it is."""
+        self._on_cancel[wire.id] = on_cancel
+        slot = wire.cancel_slot
+        if slot >= 0 and self.end.page.is_cancelled(slot, wire.id):
+            self.cancel_told([wire.id])
+
+    def unwatch_cancel(self, request: int) -> None:
+        """Forget what `watch_cancel` was told."""
+        self._on_cancel.pop(request, None)
+
+    def cancel_told(self, requests: list[int]) -> None:
+        """Tell those who wait for it that their requests are cancelled. Control thread."""
+        for number in requests:
+            on_cancel = self._on_cancel.pop(number, None)
+            if on_cancel is not None:
+                on_cancel()
 
     def abandon(self, request: int, sending: Waiting | None, why: str) -> None:
         """Note a request that nobody can answer any more; called by finalizers, anywhere."""

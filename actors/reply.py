@@ -13,6 +13,7 @@ sender: it may send later, from anywhere. What a sender needs is made when the m
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from actorserve.actors.bodies import Room
 from actorserve.actors.replies import Replies, error_response, thread_errors
@@ -107,6 +108,21 @@ class Reply:
         if wire.cancel_slot < 0:
             return False
         return self._replies.end.page.is_cancelled(wire.cancel_slot, wire.id)
+
+    # --- triton.flow.Flow ------------------------------------------------------------------------
+
+    def watch_cancel(self, on_cancel: Callable[[], object]) -> None:
+        """Have `on_cancel` called when the client gives up; see triton.flow."""
+        self._replies.watch_cancel(self.wire, on_cancel)
+
+    def unwatch_cancel(self) -> None:
+        """Forget it."""
+        self._replies.unwatch_cancel(self.wire.id)
+
+    def when_drained(self, on_drained: Callable[[], None]) -> bool:
+        """Have `on_drained` called when all that was sent has gone; False where it has already."""
+        sending = self._sending
+        return sending is not None and sending.when_drained(on_drained)
 
     # --- what runs the model ---------------------------------------------------------------------
 

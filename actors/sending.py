@@ -22,6 +22,7 @@ import threading
 import weakref
 from asyncio.events import _get_running_loop
 from collections import deque
+from collections.abc import Callable
 
 from actorserve.actors.replies import Replies
 from actorserve.triton.response_sender import InferenceResponseSender
@@ -44,6 +45,7 @@ class Sending:
         "_is_free",
         "_kept",
         "_kept_bytes",
+        "_on_drained",
         "_replies",
         "_waiting",
         "cause",
@@ -70,6 +72,7 @@ class Sending:
         self._gone = 0
         self._kept: deque[WireResponse] = deque()
         self._kept_bytes = 0
+        self._on_drained: list[Callable[[], None]] = []
         self._waiting: list[threading.Lock] = []
         self._has_news = False
 
@@ -106,6 +109,14 @@ class Sending:
         if _get_running_loop() is not None and self._kept_bytes <= MOST_KEPT_BYTES:
             place -= MOST_KEPT
         self._wait(place)
+
+    def when_drained(self, on_drained: Callable[[], None]) -> bool:
+        """Have it called when nothing is kept any more, by whoever sends the last; else False."""
+        with self.lock:
+            if not self._kept:
+                return False
+            self._on_drained.append(on_drained)
+            return True
 
     def granted(self) -> None:
         """Hear that there is more credit. Control thread; never waits."""
@@ -158,6 +169,10 @@ class Sending:
                 wire = kept.popleft()
                 self._kept_bytes -= _bytes_of(wire)
                 self._go(wire)
+        if not kept and self._on_drained:
+            drained, self._on_drained = self._on_drained, []
+            for on_drained in drained:
+                on_drained()
         waiting, self._waiting = self._waiting, []
         for gate in waiting:
             gate.release()

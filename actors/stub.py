@@ -55,6 +55,7 @@ from actorserve.wire.messages import (
     BootFailed,
     CallMoved,
     CallResponded,
+    CancelTold,
     Execute,
     Finalize,
     Finalized,
@@ -167,6 +168,9 @@ class Stub:
         if isinstance(message, Granted):
             if self._execution is not None:
                 self._execution.replies.granted(message.requests)
+        elif isinstance(message, CancelTold):
+            if self._execution is not None:
+                self._execution.replies.cancel_told(message.requests)
         elif isinstance(message, Answered):
             self.questions.take(message)
         elif isinstance(message, AskReady):

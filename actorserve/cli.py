@@ -5,6 +5,7 @@
     actorserve check repo/             what would load, and what would not and why
     actorserve status                  models, stubs, queues and restarts of a running server
     actorserve health                  exit code 0 if a server is ready (or --live), 1 if not
+    actorserve chat repo/              talk to a model that generates text
     actorserve new repo/my_model       write a new model that works
     actorserve completion bash         print what makes a shell complete all of this
 
@@ -141,6 +142,20 @@ def _status(chosen: argparse.Namespace) -> int:
     )
 
 
+def _chat(chosen: argparse.Namespace) -> int:
+    from actorserve.frontend.chat import run
+    from actorserve.frontend.chat_source import Manner
+
+    return run(
+        chosen.repository,
+        url=chosen.url,
+        model=chosen.model,
+        system=chosen.system,
+        manner=Manner(chosen.max_tokens, chosen.temperature),
+        timeout_s=chosen.timeout_s,
+    )
+
+
 def _new(chosen: argparse.Namespace) -> int:
     from actorserve.template import write_model
 
@@ -166,6 +181,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "status": _status,
     "health": _health,
+    "chat": _chat,
     "new": _new,
     "completion": _completion,
 }

@@ -147,6 +147,10 @@ class DeadlineExceeded(ActorserveError):
     code = Code.DEADLINE_EXCEEDED
 
 
+class WaitTimeout(DeadlineExceeded, TimeoutError):
+    """A wait took longer than its caller allowed; Python's own TimeoutError too."""
+
+
 class ResourceExhausted(ActorserveError):
     """Shared memory, descriptors or queue room ran out."""
 
@@ -208,6 +212,38 @@ class ReceiveError(ActorserveError):
         self.kind = kind
         self.detail = detail
         self.stack = stack
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+class EngineDeadError(Unavailable):
+    """The engine is dead, and every request that it had with it.
+
+    `rank` and `pid` say which process died first, None where there is none; `reason` is what it
+    died of, `traceback` its own, as text.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        rank: int | None = None,
+        pid: int | None = None,
+        traceback: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        who = "the engine" if rank is None else f"the engine's rank {rank}"
+        if pid is not None:
+            who += f" (process {pid})"
+        text = f"{who} is dead: {reason}"
+        if traceback:
+            text += f"\n{traceback.rstrip()}"
+        super().__init__(text, retry_after_s)
+        self.rank = rank
+        self.pid = pid
+        self.reason = reason
+        self.traceback = traceback
 
 
 _BY_CODE: dict[Code, type[ActorserveError]] = {

@@ -9,7 +9,8 @@ a global.
 
 Points: zygote.imported, zygote.forked (before it reports the child), zygote.reported
 (after), spawn.forked (before the child waits for its supervisor), spawn.entering (before its entry
-function), unpacker.unpacked (an archive, before it is checked). A zygote reads the host's variable,
+function), unpacker.unpacked (an archive, before it is checked), rank.loading and rank.loaded (a
+rank of an engine, before and after it loads). A zygote reads the host's variable,
 a child that of its spawn.
 """
 

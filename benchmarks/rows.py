@@ -54,6 +54,9 @@ PEERS = frozenset(
         "xoscar",
         "ThreadPoolExecutor",
         "ProcessPoolExecutor",
+        "mp.connection",
+        "pyzmq batched",
+        "bare loop",
     )
 )
 """Labels that our figure is set against; any other label is a part of it, or goes with it."""

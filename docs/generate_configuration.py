@@ -63,8 +63,8 @@ MESSAGES: dict[str, type[msgspec.Struct]] = {
 FIELDS: dict[str, str] = {
     "name": "the folder's name; may be left out",
     "platform": "not needed: see `backend`",
-    "backend": '`"python"`, or nothing where a version has a `model.py`, or a backend of '
-    "`--backend-directory`; others are refused",
+    "backend": '`"python"`, or nothing where a version has a `model.py`; `"generation"` '
+    "([generation.md](generation.md)); or a backend of `--backend-directory`; others are refused",
     "runtime": "`model.py` or nothing",
     "version_policy": "`latest { num_versions: n }` (n is 1 without it), `all {}` or "
     "`specific { versions: [ … ] }`",

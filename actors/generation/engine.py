@@ -65,7 +65,8 @@ class Engine(Protocol):
     the pump tells every rank the same; "leader": rank 0 alone is told, and tells the others itself.
 
     Optional, found by name: `capacity`, `stats`, `kv_events`, `load_adapter`, `unload_adapter`,
-    `call`, `fileno` (thread-driven: readable when poll has something), and on the class
+    `call`, `prepare` and `rollback` (the phases around a call: all ranks prepare, then all call
+    or all roll back), `fileno` (thread-driven: readable when poll has something), and on the class
     `tokenizer(options)`, which returns a Tokenizer without loading weights, or None.
     """
 

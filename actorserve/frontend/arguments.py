@@ -87,6 +87,7 @@ def make_parser() -> Parser:
     _add_check(commands)
     _add_status(commands)
     _add_health(commands)
+    _add_chat(commands)
     _add_new(commands)
     _add_completion(commands)
     return parser
@@ -234,6 +235,43 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_chat(commands: _Commands) -> None:
+    chat = _add(
+        commands,
+        "chat",
+        "talk to a model that generates text",
+        "Talk to a model of the backend 'generation': of a repository, which is loaded for as "
+        "long as the conversation lasts, or of a running server. Ctrl-C ends an answer, Ctrl-D the "
+        "conversation. Without a terminal each line of standard input is a question.",
+        "actorserve chat repo/ --model smollm2",
+        "actorserve chat --url http://127.0.0.1:8000 --system 'Answer in one sentence.'",
+        "echo 'What is an actor?' | actorserve chat repo/ --temperature 0",
+    )
+    chat.add_argument("repository", nargs="*", metavar="REPOSITORY", help="a model repository")
+    chat.add_argument(
+        "--model", default="", metavar="NAME", help="the model, where there are several"
+    )
+    chat.add_argument("--url", default="", help="a running server, in place of a repository")
+    chat.add_argument(
+        "--system", default="", metavar="TEXT", help="what the model is told before anything else"
+    )
+    chat.add_argument("--max-tokens", type=_count, metavar="N", help="the most tokens of an answer")
+    chat.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=0.7,
+        metavar="T",
+        help="how freely tokens are chosen; 0 takes the most probable one (default: 0.7)",
+    )
+    chat.add_argument(
+        "--timeout-s",
+        type=_timeout,
+        default=300.0,
+        metavar="S",
+        help="how long a running server may say nothing (default: 300)",
+    )
+
+
 def _add_new(commands: _Commands) -> None:
     new = _add(
         commands,
@@ -287,6 +325,22 @@ def _timeout(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"expected a number of tokens, 1 or more, got {text!r}")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2, got {text!r}")
+    return value
 
 
 def _add_option(group: Any, option: Option) -> None:

@@ -11,6 +11,7 @@
     POST /v2/repository/…                     index, load, unload (http_repository.py)
     GET, POST /v2/logging                     what is logged, and how (http_logging.py)
     GET /v2/actorserve/status                 where models and stubs stand (see `may_administer`)
+    GET /v1/models, /v1/models/M              models for OpenAI's clients (openai_models.py)
 
 Inferences never come here, except with another method than POST. The port for metrics has a front
 that serves nothing else.
@@ -27,6 +28,7 @@ import msgspec
 
 from actorserve import __version__
 from actorserve.errors import ActorserveError, InvalidArgument, PermissionDenied
+from actorserve.frontend import openai_models
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_front import HttpFront
 from actorserve.frontend.http_logging import LOGGING_PATH, change_log, show_log
@@ -37,6 +39,7 @@ from actorserve.frontend.http_repository import (
 )
 from actorserve.frontend.http_route import INFERENCES, ModelPath, match_model_path
 from actorserve.frontend.metrics_text import CONTENT_TYPE, exposition
+from actorserve.frontend.openai_route import PREFIX
 from actorserve.frontend.v2_response import encode_error, retry_after_s
 from actorserve.triton.inference import Door, ModelInfo, TensorSpec
 
@@ -91,13 +94,18 @@ class HttpApp:
     def __init__(self, front: HttpFront) -> None:
         self._front = front
         self._door: Door = front.door
+        self._since_s = openai_models.now_s()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Bodies are read of those that order something, of no others."""
         if scope["type"] != "http":
             return
         try:
-            answer = await self._control(scope, receive) or self._route(scope)
+            answer = (
+                await self._openai(scope)
+                or await self._control(scope, receive)
+                or self._route(scope)
+            )
             reply = answer if isinstance(answer, Reply) else await answer
         except ActorserveError as error:
             reply = _error(error)
@@ -109,6 +117,14 @@ class HttpApp:
             {"type": "http.response.start", "status": reply.status, "headers": reply.headers()}
         )
         await send({"type": "http.response.body", "body": reply.body})
+
+    async def _openai(self, scope: Scope) -> Reply | None:
+        """Serve what OpenAI's clients ask; None for any other request."""
+        path = _path(scope)
+        if self._front.settings.only_metrics or not path.startswith(PREFIX):
+            return None
+        found = await openai_models.answer(self._door, scope["method"], path, self._since_s)
+        return Reply(found.status, found.body, _JSON, list(found.extra))
 
     async def _control(self, scope: Scope, receive: Receive) -> Reply | None:
         """Serve a request to the repository or the log; None for any other."""

@@ -20,6 +20,7 @@ from actorserve.errors import InvalidArgument
 from actorserve.frontend.http_memo import HeadMemo
 from actorserve.frontend.http_route import INFERENCES, ModelPath, match_model_path
 from actorserve.frontend.http_settings import HttpSettings
+from actorserve.frontend.openai_route import ACTIONS
 from actorserve.triton.inference import Door
 
 T = TypeVar("T")
@@ -124,10 +125,10 @@ class HttpFront:
             return None
         try:
             path = httptools.parse_url(url).path
-            route = match_model_path(path) if path else None
+            route = _route_of(path) if path else None
         except (httptools.HttpParserInvalidURLError, InvalidArgument):
             return None
-        if route is None or route.action not in INFERENCES:
+        if route is None:
             return None
         if len(url) <= _ROUTE_BYTES_KEPT:
             if len(self._routes) >= _ROUTES_KEPT:
@@ -170,3 +171,12 @@ class HttpFront:
             disconnects=self.disconnects,
             timeouts=self.timeouts,
         )
+
+
+def _route_of(path: bytes) -> ModelPath | None:
+    """Return where a path's inferences go, None where it has none. Raises InvalidArgument."""
+    action = ACTIONS.get(path)
+    if action is not None:
+        return ModelPath("", "", action)
+    route = match_model_path(path)
+    return route if route is not None and route.action in INFERENCES else None

@@ -14,7 +14,7 @@ import msgspec
 from actorserve.frontend.http_head import InferHead
 from actorserve.frontend.http_route import ModelPath
 
-_START = b"POST /v2/models/"
+_STARTS = (b"POST /v2/models/", b"POST /v1/")
 _END = b"\r\n\r\n"
 _MAX_HEAD_BYTES = 1024
 _MAX_HEADS = 1024
@@ -56,7 +56,7 @@ class HeadMemo:
         """Remember the head of `data`, which the parser took for exactly one whole request."""
         end = data.find(_END, 0, _MAX_HEAD_BYTES) + len(_END)
         # With a border elsewhere than at the blank line, the sizes would not agree.
-        if not data.startswith(_START) or len(data) - end != known.head.content_length:
+        if not data.startswith(_STARTS) or len(data) - end != known.head.content_length:
             return
         if len(self._heads) >= _MAX_HEADS:
             self._heads.clear()

@@ -2,7 +2,8 @@
 """The protocol of one HTTP connection: uvicorn's, with inference requests handled in place.
 
     socket ──► data_received ──► httptools ──► on_headers_complete ─┬─ POST …/infer, …/generate,
-                   ▲                                                │  …/generate_stream: an Intake
+                   ▲                                                │  …/generate_stream, or
+                   │                                                │  …/completions: an Intake
                    │                                                └─ anything else: an ASGI cycle
     large bodies ──┴─ BodySink: from the kernel into shared memory     (uvicorn's own, http_app.py)
 
@@ -42,13 +43,17 @@ from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.http_stream import StreamExchange
 from actorserve.frontend.http_turns import HttpTurns, abandon
 from actorserve.frontend.http_watch import Phase, PhaseWatch
+from actorserve.frontend.openai_exchange import OpenAIExchange
 
-_EXCHANGES: dict[str, type[InferExchange] | type[GenerateExchange] | type[StreamExchange]] = {
+_Kind = type[InferExchange] | type[GenerateExchange] | type[StreamExchange] | type[OpenAIExchange]
+_EXCHANGES: dict[str, _Kind] = {
     "infer": InferExchange,
     "generate": GenerateExchange,
     "generate_stream": StreamExchange,
+    "completions": OpenAIExchange,
+    "chat": OpenAIExchange,
 }
-"""What serves the inferences (http_route.INFERENCES)."""
+"""What serves the inferences (http_route.INFERENCES and openai_models.ACTIONS)."""
 
 
 class _Refused(Exception):
@@ -189,7 +194,7 @@ class HttpConnection(HttpTurns):
             head.expects_continue = (
                 expects_continue(fields) and self.parser.get_http_version() != "1.0"
             )
-        if route.action == "generate_stream":
+        if route.action != "infer":
             head.takes_chunks = self.parser.get_http_version() != "1.0"
         exchange = _EXCHANGES[route.action](self, keep_alive, route, head)
         try:

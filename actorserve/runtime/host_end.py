@@ -38,6 +38,7 @@ from actorserve.wire.codec import decode_to_supervisor, encode
 from actorserve.wire.messages import (
     PROTOCOL,
     Attached,
+    CancelTold,
     Granted,
     Handle,
     Hello,
@@ -419,6 +420,7 @@ class HostEnd(HostChannel[ToSupervisor]):
             growth_bytes=growth_bytes,
         )
         self._credited: list[int] = []
+        self._cancelled: list[int] = []
 
     def tell_of_credit(self, request: int) -> None:
         """Wake a request's sender, which waits for credit: with all others of this loop's turn.
@@ -433,3 +435,13 @@ class HostEnd(HostChannel[ToSupervisor]):
     def _tell_of_credit(self) -> None:
         requests, self._credited = self._credited, []
         self.send_control(Granted(list(dict.fromkeys(requests))))
+
+    def tell_of_cancel(self, request: int) -> None:
+        """Say that a request's cancel word is set: with all others of this loop's turn."""
+        if not self._cancelled:
+            self._loop.call_soon(self._tell_of_cancel)
+        self._cancelled.append(request)
+
+    def _tell_of_cancel(self) -> None:
+        requests, self._cancelled = self._cancelled, []
+        self.send_control(CancelTold(requests))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 
 from actorserve.errors import ConfigError
+from actorserve.triton.generation_tensors import GENERATION, complete_generation
 from actorserve.triton.instance_group import complete_groups
 from actorserve.triton.model_config import ModelConfig, ModelVersionPolicy
 from actorserve.triton.optimization_config import ModelOptimizationPolicy
@@ -47,6 +48,8 @@ def complete(
         _complete_backend(done, has_model_py)
     if done.backend == PYTHON:
         done.default_model_filename = done.default_model_filename or MODEL_FILE
+    elif done.backend == GENERATION:
+        done = complete_generation(done)
     _complete_version_policy(done)
     if done.ensemble_scheduling is None:
         done.instance_group = complete_groups(done, gpu_count)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actorserve.triton.config_completion import PYTHON
+from actorserve.triton.generation_tensors import GENERATION
 from actorserve.triton.metric_options import metric_problems, metric_warnings
 from actorserve.triton.model_config import ModelConfig, ModelInstanceGroup
 from actorserve.triton.optimization_config import ModelOptimizationPolicy
@@ -45,8 +46,8 @@ def _unsupported_errors(config: ModelConfig, is_python_based: bool) -> Iterator[
             f"backend '{config.backend}'" if config.backend else f"platform '{config.platform}'"
         )
         yield (
-            f"{wanted} is not supported: only the backend '{PYTHON}' is, and those written in "
-            "Python that --backend-directory has"
+            f"{wanted} is not supported: only the backend '{PYTHON}' is, '{GENERATION}', and those "
+            "written in Python that --backend-directory has"
         )
     elif config.runtime not in ("", "model.py", "libtriton_python.so"):
         yield f"runtime '{config.runtime}' is not supported: leave it out, or set 'model.py'"

@@ -7,7 +7,7 @@ that `import sibling` works too. One process imports one model.
 
 The file of a Python-based backend is `<backends>/<name>/model.py`. Its folder is a package as
 well, but never by its own name, which may be that of the very library that it wraps, and it alone
-is on sys.path.
+is on sys.path. A file of this package itself is imported as the module that it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MODEL_CLASS = "TritonPythonModel"
 _BACKEND = "triton_backend_"
 
 
+_ROOT = Path(__file__).parents[1]
 SHIMS = str(Path(__file__).parent / "shims")
 
 
@@ -50,6 +51,9 @@ def load_model_module(model_path: str) -> ModuleType:
     if not path.is_file():
         raise BootError(f"Python model file not found in '{model_path}'")
     folder = path.parent.absolute()
+    own = _own_module(folder / path.name)
+    if own:
+        return importlib.import_module(own)
     is_version = folder.name.isdecimal()
     package = folder.name if is_version else _BACKEND + folder.name.replace(".", "_")
     for place in (folder, folder.parent) if is_version else (folder,):
@@ -61,6 +65,18 @@ def load_model_module(model_path: str) -> ModuleType:
     # As the real server imports it: the traceback's frames, which clients see, are the same.
     __import__(name)
     return sys.modules[name]
+
+
+def _own_module(path: Path) -> str:
+    """Return the name of the module of this package that a file is; "" for any other file.
+
+    The package may have been found by another path here than where the file was named.
+    """
+    before, _, after = str(path).rpartition(f"/{_ROOT.name}/")
+    own = _ROOT / after
+    if not before or not own.is_file() or not own.samefile(path):
+        return ""
+    return ".".join((_ROOT.name, *Path(after).with_suffix("").parts))
 
 
 def load_model_class(model_path: str) -> type[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from actorserve.triton.generation_tensors import GENERATION
 from actorserve.triton.inference import ModelInfo, TensorSpec
 from actorserve.triton.model_config import ModelConfig
 from actorserve.triton.request_validation import InputRule
@@ -20,7 +21,7 @@ def model_info(config: ModelConfig, version: int, versions: Iterable[int]) -> Mo
         name=config.name,
         version=str(version),
         versions=tuple(str(one) for one in sorted(versions)),
-        platform=PLATFORM,
+        platform=GENERATION if config.backend == GENERATION else PLATFORM,
         max_batch_size=config.max_batch_size,
         decoupled=config.is_decoupled,
         inputs=tuple(tensor_spec(one, config.max_batch_size) for one in config.input),

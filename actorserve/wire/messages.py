@@ -4,11 +4,11 @@
 Who sends what, on which road (lanes are described in shm/lane.py, the boot socket in
 process/boot.py):
 
-    supervisor ── boot socket ──► stub   Hello, MapSegment            (with descriptors)
+    supervisor ── boot socket ──► stub   Hello, JoinGroup, MapSegment (with descriptors)
     supervisor ── boot socket ──► unpacker Unpack                     (with the archive's)
     stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
     supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
-    supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady
+    supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady, CancelTold
     supervisor ── either lane ──► stub    CallResponded, Answered (the lane that was asked for)
     stub       ── up lane ──────► superv. PhaseEntered, Initialized, AutoCompleted, BootFailed,
                                           Executed, Responded, Finalized, LogRecord, Pong,
@@ -24,7 +24,7 @@ import msgspec
 
 from actorserve.wire.questions import OpenFamily, OpenMetric, ReadMetric
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Both ends must agree; the handshake compares it (Hello, Attached)."""
 
 INLINE_BYTES = 4096
@@ -175,6 +175,18 @@ class Unpack(Message, frozen=True, tag=4):
     """
 
 
+class JoinGroup(Message, frozen=True, tag=5):
+    """Be rank `rank` of `size`, in the group's life number `epoch`; right behind Hello.
+
+    Its descriptors: the board, the broadcast ring, the space of the collectives, and the bells of
+    all ranks, in order, each one descriptor or two.
+    """
+
+    rank: int
+    size: int
+    epoch: int
+
+
 # --- supervisor to stub --------------------------------------------------------------------------
 
 
@@ -251,6 +263,12 @@ class AskReady(Message, frozen=True, tag=19):
     """Ask the model's `is_ready`; the answer is SaidReady. One at a time."""
 
     number: int
+
+
+class CancelTold(Message, frozen=True, tag=20):
+    """Say that the cancel words of these requests are set, to a stub that may wait for that."""
+
+    requests: list[int]
 
 
 # --- stub to supervisor --------------------------------------------------------------------------
@@ -410,6 +428,7 @@ ToStub = (
     | CallMoved
     | Answered
     | AskReady
+    | CancelTold
 )
 ToSupervisor = (
     PhaseEntered
@@ -429,4 +448,4 @@ ToSupervisor = (
     | MetricsChanged
     | SaidReady
 )
-OnBootSocket = Hello | Attached | MapSegment | Unpack
+OnBootSocket = Hello | Attached | MapSegment | Unpack | JoinGroup

@@ -22,7 +22,7 @@ from actorserve.config import OPTIONS, Settings
 from actorserve.frontend.arguments import IGNORED_FLAGS, make_parser
 from tests.server.harness import EXAMPLES, IDENTITY_CONFIG, write_model
 
-COMMANDS = ("start", "check", "status", "health", "new", "completion")
+COMMANDS = ("start", "check", "status", "health", "chat", "new", "completion")
 INPUT = {"INPUT0": ("FP32", [1], [5])}
 
 

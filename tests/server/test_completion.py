@@ -76,7 +76,7 @@ def in_bash(scripts: dict[str, Path], *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("",), "start check status health new completion"),
+        (("",), "start check status health chat new completion"),
         (("st",), "start status"),
         (("--v",), "--version"),
         (("completion", ""), "bash zsh fish"),
@@ -87,6 +87,7 @@ def in_bash(scripts: dict[str, Path], *words: str) -> list[str]:
         (("start", "--grpc-p"), ""),
         (("check", "my repo", "--d"), "--dry-run"),
         (("status", "--watch", "--j"), "--json"),
+        (("chat", "repo", "--m"), "--model --max-tokens"),
         # A value of its own word, after bash's three words for --flag=value, and of one word
         # where = breaks none.
         (("start", "--exit-on-error", ""), "true false"),
@@ -174,7 +175,7 @@ def test_tab_completes(keyboard: Terminal, typed: str, arguments: str):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", {"start", "check", "status", "health", "new", "completion"}),
+        ("", {"start", "check", "status", "health", "chat", "new", "completion"}),
         ("sta", {"start", "status"}),
         ("--v", {"--version"}),
         ("start --http-po", {"--http-port"}),

@@ -72,7 +72,7 @@ def violations(path: str, source: str) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    actors = sorted((PACKAGE / "actors").glob("*.py"))  # a link, which rglob does not follow
+    actors = (PACKAGE / "actors").glob("**/*.py")  # a link, which rglob does not follow
     return sorted({*PACKAGE.rglob("*.py"), *actors})
 
 

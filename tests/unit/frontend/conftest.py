@@ -309,8 +309,10 @@ def _release(request: InferRequest) -> None:
 class Harness:
     """An HTTP server on a loop in a thread of its own."""
 
-    def __init__(self, settings: HttpSettings, loop_kind: str) -> None:
-        self.door = FakeDoor()
+    def __init__(
+        self, settings: HttpSettings, loop_kind: str, door: FakeDoor | None = None
+    ) -> None:
+        self.door = door or FakeDoor()
         self.loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
         self.door.loop = self.loop
         self.loop_errors: list[dict[str, Any]] = []

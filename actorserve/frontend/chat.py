@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`actorserve chat`: a conversation with a model, on a terminal or through pipes.
+
+On a terminal lines are typed behind a prompt and answers appear as they are generated. Ctrl-C
+ends the answer, or the line that is being typed, and never the program; Ctrl-D ends that. Without
+a terminal each line of standard input is a question, each answer is followed by a line's end, and
+the first error ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from typing import TextIO
+
+from actorserve.errors import ActorserveError, ConfigError
+from actorserve.frontend.chat_source import Manner, Message, OwnServer, RunningServer, Source
+from actorserve.frontend.colour import RED, is_coloured
+
+PROMPT = "> "
+ANEW = "/new"
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def run(
+    repositories: Sequence[str],
+    *,
+    url: str,
+    model: str,
+    system: str,
+    manner: Manner,
+    timeout_s: float,
+) -> int:
+    """Talk until the end of the input; returns the exit code. Raises ActorserveError."""
+    if bool(repositories) == bool(url):
+        raise ConfigError("name a model repository, or a running server with --url")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    source: Source
+    if url:
+        source = RunningServer(url, model, timeout_s)
+    else:
+        with _told(f"loading {model or 'the model'} …", is_wanted=sys.stderr.isatty()):
+            source = OwnServer(repositories, model)
+    try:
+        chat = Chat(source, Conversation(system), manner)
+        if is_terminal:
+            chat.on_terminal()
+        else:
+            chat.through_pipes(sys.stdin, sys.stdout)
+    finally:
+        source.close()
+    return 0
+
+
+@contextlib.contextmanager
+def _told(text: str, *, is_wanted: bool) -> Generator[None, None, None]:
+    """Show a text on the terminal while something lasts."""
+    if is_wanted:
+        print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if is_wanted:
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+
+class Conversation:
+    """What was said so far. A question without any answer has not been said."""
+
+    def __init__(self, system: str) -> None:
+        self._system = [Message("system", system)] if system else []
+        self.messages = list(self._system)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.messages = list(self._system)
+
+    def ask(self, question: str) -> None:
+        """Add a question."""
+        self.messages.append(Message("user", question))
+
+    def answered(self, text: str) -> None:
+        """Add the answer to it, or what there is of one that was cut off."""
+        if text:
+            self.messages.append(Message("assistant", text))
+        else:
+            self.messages.pop()
+
+
+class Chat:
+    """A conversation with whoever `source` is."""
+
+    def __init__(self, source: Source, conversation: Conversation, manner: Manner) -> None:
+        self._source = source
+        self._conversation = conversation
+        self._manner = manner
+
+    # --- pipes -----------------------------------------------------------------------------------
+
+    def through_pipes(self, questions: TextIO, answers: TextIO) -> None:
+        """Answer each line. Raises the first error."""
+        for line in questions:
+            question = line.strip()
+            if question:
+                for text in self._answer(question):
+                    answers.write(text)
+                    answers.flush()
+                answers.write("\n")
+                answers.flush()
+
+    # --- a terminal ------------------------------------------------------------------------------
+
+    def on_terminal(self) -> None:
+        """Answer what is typed, until Ctrl-D."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (makes `input` a line that can be edited)
+        print(f"{self._source.model}: Ctrl-C ends an answer, {ANEW} the conversation, Ctrl-D this.")
+        while True:
+            try:
+                question = input(PROMPT).strip()
+            except KeyboardInterrupt:
+                print()
+                continue
+            except EOFError:
+                print()
+                return
+            if question == ANEW:
+                self._conversation.clear()
+            elif question:
+                self._show_answer(question)
+
+    def _show_answer(self, question: str) -> None:
+        """Show an answer as it comes, and an error in its place."""
+        pieces = self._answer(question)
+        try:
+            with contextlib.closing(pieces):
+                for text in pieces:
+                    print(harmless(text), end="", flush=True)
+        except KeyboardInterrupt:
+            print(" …", end="")
+        except ActorserveError as error:
+            text = f"{error.message}"
+            print(f"\x1b[{RED}m{text}\x1b[0m" if is_coloured(sys.stdout) else text, end="")
+        print(flush=True)
+
+    def _answer(self, question: str) -> Generator[str, None, None]:
+        """Ask, and yield the answer; what came of it is remembered, however it ends."""
+        said: list[str] = []
+        self._conversation.ask(question)
+        answer: Iterator[str] = self._source.ask(self._conversation.messages, self._manner)
+        try:
+            for text in answer:
+                said.append(text)
+                yield text
+        finally:
+            self._conversation.answered("".join(said))
+            close = getattr(answer, "close", None)
+            if close is not None:
+                close()
+
+
+def harmless(text: str) -> str:
+    """Return a text that cannot order a terminal about: no control characters."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
