@@ -27,7 +27,7 @@ from actorserve.actors.generation.feed import Feed
 from actorserve.actors.generation.registry import Registry
 from actorserve.actors.generation.spec import ExecutorConfig
 from actorserve.actors.generation.wait import wait_async, wait_here
-from actorserve.errors import ActorserveError, Cancelled, Unavailable, WaitTimeout
+from actorserve.errors import ActorserveError, Cancelled, Unavailable
 from actorserve.ids import Ids
 from actorserve.wire.generation import Abort, Call, Close, Output, Submit
 
@@ -148,9 +148,8 @@ class ExecutorBase:
         self._send(Abort([feed.id]))
         return True
 
-    def expire(self, feed: Feed) -> None:
-        """End a request whose deadline is well past, since the engine does not."""
-        error = WaitTimeout("the request's time was over, and the engine did not say so")
+    def end_early(self, feed: Feed, error: ActorserveError) -> None:
+        """End a request with an error at once, whatever the engine says of it."""
         self._adapters.take_back(feed.id)
         if self._registry.end(feed, error):
             self._send(Abort([feed.id]))

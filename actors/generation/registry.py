@@ -21,6 +21,7 @@ import msgspec
 from actorserve.actors.generation.engine import RequestError
 from actorserve.actors.generation.feed import Feed
 from actorserve.actors.generation.snapshots import Snapshots
+from actorserve.actors.generation.text import StopWatch
 from actorserve.actors.generation.wake import Wake, take, wake_all
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, Cancelled, EngineDeadError, WaitTimeout
@@ -130,11 +131,7 @@ class Registry:
                 continue
             ends = output.final
             if feed.watch is not None:
-                if feed.is_ended:  # by a stop text: the engine's own end comes only now
-                    if ends:
-                        self._remove(feed)
-                    continue
-                watched = feed.watch.look(output)
+                watched = self._watched(feed, feed.watch, output)
                 if watched is None:
                     continue
                 output = watched
@@ -211,6 +208,18 @@ class Registry:
         self.feeds.clear()
         self.calls.clear()
         self.gone.is_open = True
+
+    def _watched(self, feed: Feed, watch: StopWatch, output: Output) -> Output | None:
+        """Return what counts of an output of a request that texts may stop; None for nothing."""
+        if feed.is_ended:  # by such a text: the engine's own end comes only now
+            if output.final:
+                self._remove(feed)
+            return None
+        try:
+            return watch.look(output)
+        except Exception as error:  # a tokenizer's mistake is the end of one request only
+            text = f"its tokens are no text: {type(error).__name__}: {error}"
+            return Output(feed.id, output.seq, finish="error", final=True, error=text)
 
     def _remove(self, feed: Feed) -> bool:
         if self.feeds.pop(feed.id, None) is None:

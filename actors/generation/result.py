@@ -24,7 +24,7 @@ from actorserve.actors.generation.text import Detokenizer
 from actorserve.actors.generation.wait import end_s_of
 from actorserve.actors.generation.wake import leave
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, Cancelled, WaitTimeout
+from actorserve.errors import ActorserveError, Cancelled, InternalError, WaitTimeout
 from actorserve.wire.generation import Output
 
 if TYPE_CHECKING:
@@ -254,7 +254,10 @@ class GenerationResult:
             has_ended = self._feed.is_ended  # before the look: what it ended with lies there then
             for completion in self.outputs:
                 completion.begin_step()
-            has_more = self._apply_inbox()
+            try:
+                has_more = self._apply_inbox()
+            except Exception as error:  # a tokenizer's mistake
+                has_more = self._fail_here(error)
             if has_ended and not self._is_finished:
                 self._error = self._feed.error
                 has_more = self._finish_texts() or has_more
@@ -275,8 +278,17 @@ class GenerationResult:
                 self.context_logits = output.arrays["context_logits"]
             if self._executor.tokenizer is not None:
                 self._apply_text(completion, output)
-            has_more = has_more or bool(output.tokens) or output.finish is not None
+            has_more = has_more or bool(output.tokens) or output.finish in ("stop", "length")
         return has_more
+
+    def _fail_here(self, error: Exception) -> bool:
+        """End the request, since what has come cannot be shown; False: there is nothing new."""
+        if not self._is_finished:
+            text = f"request {self.request_id}: its tokens are no text"
+            self._error = InternalError(f"{text}: {type(error).__name__}: {error}")
+            self._is_finished = True
+            self._executor.end_early(self._feed, self._error)
+        return False
 
     def _apply_text(self, completion: CompletionOutput, output: Output) -> None:
         seq = output.seq
@@ -330,7 +342,8 @@ class GenerationResult:
         now_s = monotonic_s()
         feed = self._feed
         if feed.deadline_s and now_s >= feed.deadline_s + LATE_S:
-            self._executor.expire(feed)
+            text = "the request's time was over, and the engine did not say so"
+            self._executor.end_early(feed, WaitTimeout(text))
         elif end_s is not None and now_s >= end_s:
             raise WaitTimeout(f"request {feed.id} was not finished in {timeout:g} s")
 

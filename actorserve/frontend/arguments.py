@@ -244,7 +244,7 @@ def _add_chat(commands: _Commands) -> None:
         "long as the conversation lasts, or of a running server. Ctrl-C ends an answer, Ctrl-D the "
         "conversation. Without a terminal each line of standard input is a question.",
         "actorserve chat repo/ --model smollm2",
-        "actorserve chat --url http://127.0.0.1:8000 --system 'Answer in one sentence.'",
+        "actorserve chat --url http://127.0.0.1:8000 --max-tokens 100",
         "echo 'What is an actor?' | actorserve chat repo/ --temperature 0",
     )
     chat.add_argument("repository", nargs="*", metavar="REPOSITORY", help="a model repository")

@@ -10,6 +10,7 @@ the first error ends it.
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import TextIO
@@ -35,6 +36,8 @@ def run(
     """Talk until the end of the input; returns the exit code. Raises ActorserveError."""
     if bool(repositories) == bool(url):
         raise ConfigError("name a model repository, or a running server with --url")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may have characters that it lacks
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     source: Source
     if url:
@@ -77,8 +80,9 @@ class Conversation:
         self.messages = list(self._system)
 
     def ask(self, question: str) -> None:
-        """Add a question."""
-        self.messages.append(Message("user", question))
+        """Add a question; what is no text in it is replaced."""
+        text = question.encode("utf-8", "replace").decode()
+        self.messages.append(Message("user", text))
 
     def answered(self, text: str) -> None:
         """Add the answer to it, or what there is of one that was cut off."""
@@ -140,7 +144,7 @@ class Chat:
         except KeyboardInterrupt:
             print(" …", end="")
         except ActorserveError as error:
-            text = f"{error.message}"
+            text = harmless(error.message)
             print(f"\x1b[{RED}m{text}\x1b[0m" if is_coloured(sys.stdout) else text, end="")
         print(flush=True)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections import Counter
+from collections import Counter, deque
 
 from actorserve.errors import ActorserveError
 from actorserve.frontend.http_exchange import unexpected
@@ -45,11 +45,11 @@ class OpenAIExchange(Intake):
     """One such request, until its last choice has ended.
 
     `_left` are the prompts whose last response has not come, `_calls` what the door gave for
-    them. After `_give_up` nothing that comes is looked at.
+    them, `_kept` what has come for one document, `_events` what is not written yet. After
+    `_give_up` nothing that comes is looked at.
     """
 
     _reply: Whole | Chunks | None = None
-    _nbytes = 0
     _is_given_up = False
     _is_open = False
     _is_head_sent = False
@@ -90,6 +90,7 @@ class OpenAIExchange(Intake):
         self._unconsumed: Counter[int] = Counter()
         self._left = set(range(len(requests)))
         self._calls: dict[int, InFlight] = {}
+        self._kept: deque[tuple[int, InferResponse]] = deque()
         make = Chunks if asked.stream else Whole
         self._reply = make(asked, secrets.token_hex(12), now_s())
         self.is_stream = asked.stream
@@ -134,35 +135,43 @@ class OpenAIExchange(Intake):
             self.on_failure(unexpected())
 
     def _take(self, prompt: int, response: InferResponse) -> None:
-        reply = self._reply
-        piece = None if response.is_empty else piece_of(response)
-        if isinstance(reply, Chunks):
-            text = b"" if piece is None else reply.take(prompt, piece)
+        if isinstance(self._reply, Chunks):
+            text = b""
+            if not response.is_empty:
+                text = self._reply.take(prompt, piece_of(response))
             self._unconsumed[prompt] += 1
-            self._add(text if self._left else text + reply.end(), not self._left)
+            self._add(text if self._left else text + self._reply.end(), not self._left)
             return
-        assert reply is not None
-        if piece is not None:
-            reply.take(prompt, piece)
-            self._nbytes += sum(len(body_bytes(output)) for output in response.outputs)
+        if not response.is_empty:
+            self._kept.append((prompt, response))
         call = self._calls.get(prompt)
         if call is not None:
             call.consumed()
-        if self._left:
-            return
-        if self._nbytes > ENCODE_OFF_LOOP_BYTES:
-            self.run_step(self._reply_slowly(reply))
-        else:
-            self.reply(self._encode(reply))
+        if not self._left:
+            self._finish_whole()
 
-    def _encode(self, reply: Whole) -> EncodedBody:
+    def _finish_whole(self) -> None:
+        """Reply with one document: all has come."""
+        kept = [response for _, response in self._kept]
+        nbytes = sum(len(body_bytes(output)) for each in kept for output in each.outputs)
+        if nbytes > ENCODE_OFF_LOOP_BYTES:
+            self.run_step(self._reply_slowly())
+        else:
+            self.reply(self._encode())
+
+    def _encode(self) -> EncodedBody:
         """Return the body. Pure: may run in a codec thread."""
+        reply, kept = self._reply, self._kept
+        assert isinstance(reply, Whole)
+        while kept:
+            prompt, response = kept.popleft()
+            reply.take(prompt, piece_of(response))
         text = reply.document()
         body = EncodedBody([text], len(text))
         return compress(body, self._head.accepted) if self._head.accepted else body
 
-    async def _reply_slowly(self, reply: Whole) -> None:
-        self.reply(await self.connection.front.off_loop(self._encode, reply))
+    async def _reply_slowly(self) -> None:
+        self.reply(await self.connection.front.off_loop(self._encode))
 
     # --- errors and ends ---
 
@@ -211,6 +220,7 @@ class OpenAIExchange(Intake):
         self._is_given_up = True
         if self._reply is None:
             return
+        self._kept = deque()  # a codec thread may have the old one
         calls, self._calls = self._calls, {}
         for call in calls.values():
             self.connection.front.in_flight -= 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,20 @@ def test_questions_through_a_pipe(repository: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{CHAT_ANSWER[:3]}\n" * 2
+
+
+def test_what_is_no_text_is_no_crash(repository: Path) -> None:
+    """Bytes that are not UTF-8 in a question, letters that the output lacks in an answer."""
+    done = subprocess.run(
+        [*CHAT, str(repository), "--model", "quick", "--max-tokens", "200"],
+        input=b"\xff\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:surrogateescape"},
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(CHAT_ANSWER.encode())
 
 
 def test_errors_through_a_pipe(repository: Path) -> None:

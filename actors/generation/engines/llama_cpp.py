@@ -101,7 +101,7 @@ class LlamaCppTokenizer:
     def __init__(self, path: str) -> None:
         self._llama = _library().Llama(model_path=path, vocab_only=True, verbose=False)
         self.vocab_size: int = self._llama.n_vocab()
-        self.end_id: int | None = self._llama.token_eos()
+        self.end_id = None if (end := self._llama.token_eos()) < 0 else int(end)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, behind those that the model wants first."""

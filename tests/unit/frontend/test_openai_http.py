@@ -321,6 +321,14 @@ def test_one_bad_prompt_ends_the_others(door: Any) -> None:
     assert door.stats().in_flight == 0
 
 
+def test_one_prompt_that_fails_ends_a_stream_of_several(door: Any, client: openai.OpenAI) -> None:
+    """The others are cancelled."""
+    with pytest.raises(openai.APIError, match="lost the thread"):
+        list(client.completions.create(model="words", prompt=["wait", "fail 2"], stream=True))
+    door.wait_until(lambda: door.door.speeches[0].is_gone)
+    assert door.stats().in_flight == 0
+
+
 def test_errors_say_which_member_is_wrong(door: Any) -> None:
     """In OpenAI's form."""
     reply = _ask(door, "x", temperature=3)

@@ -26,7 +26,7 @@ from actorserve.actors.generation import (
 )
 from actorserve.actors.generation.engines.scripted import Scripted
 from actorserve.actors.generation.engines.scripted_text import ByteTokenizer
-from actorserve.errors import Cancelled, InvalidArgument, WaitTimeout
+from actorserve.errors import ActorserveError, Cancelled, InvalidArgument, WaitTimeout
 from actorserve.wire.generation import Call, Submit
 from tests.conftest import wait_until
 from tests.generation.immediate import Immediate, nothing
@@ -287,6 +287,33 @@ def test_thread_driven_engines_serve():
             endless = executor.generate_async([1], LONG)
             endless.cancel()
             assert isinstance(endless.exception(PATIENCE_S), Cancelled)
+
+
+class Stumbling(ByteTokenizer):
+    """A tokenizer that does not know every token."""
+
+    def decode_bytes(self, tokens: Any) -> bytes:
+        """Raise for the token 7."""
+        if 7 in tokens:
+            raise KeyError(7)
+        return super().decode_bytes(tokens)
+
+
+@pytest.mark.parametrize("stop", [None, "xyz"])
+def test_a_tokenizers_mistake_ends_one_request(stop: str | None):
+    """Whoever reads it hears of it, ever after; the engine is told, and deliveries go on."""
+    executor = Immediate(nothing, Stumbling())
+    params = SamplingParams(stop=stop, max_tokens=10)
+    bad, good = (executor.generate_async("a", params, streaming=True) for _ in range(2))
+    executor.deliver([Output(bad.request_id, 0, [7]), Output(good.request_id, 0, [98])])
+    good.result_step(0)
+    assert good.outputs[0].text == "b"
+    for _ in range(2):
+        with pytest.raises(ActorserveError, match=r"no text: KeyError: 7"):
+            bad.result_step(0)
+    assert executor.aborted == [bad.request_id]
+    with pytest.raises(ActorserveError, match="no text"):
+        next(bad)
 
 
 def test_an_idle_worker_sleeps():
