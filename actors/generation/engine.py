@@ -60,9 +60,9 @@ class World(Protocol):
 class Engine(Protocol):
     """Generate tokens for many requests at once.
 
-    `mode` "step": `poll` runs one iteration and returns at once; [] means that nothing is left to
-    do. "thread": the engine runs by itself and `poll` waits up to its timeout. `ranks` "lockstep":
-    the pump tells every rank the same; "leader": rank 0 alone is told, and tells the others itself.
+    `mode` "step": `poll` runs one iteration and returns at once, with [] where it brought nothing.
+    "thread": the engine runs by itself and `poll` waits up to its timeout. `ranks` "lockstep": the
+    pump tells every rank the same; "leader": rank 0 alone is told, and tells the others itself.
 
     Optional, found by name: `capacity`, `stats`, `kv_events`, `load_adapter`, `unload_adapter`,
     `call`, `prepare` and `rollback` (the phases around a call: all ranks prepare, then all call

@@ -323,8 +323,9 @@ class Pump:
         self._next_phase = None
         if phase == ROLLBACK:
             error = self._prepare_error
-        elif against and not error:
-            raise InternalError(f"the ranks differ after the call {call.method!r}: {against}")
+        elif self._verdict is not None and bool(against) != bool(error):
+            said = f"rank 0: {error}; the others did it" if error else against
+            raise InternalError(f"the ranks differ after the call {call.method!r}: {said}")
         self._sink.call_ended(call.number, applied.call_result, error or None)
 
     # --- statistics ------------------------------------------------------------------------------

@@ -296,6 +296,19 @@ def test_ranks_that_differ_after_a_commit_are_the_engines_death():
         world.run()
 
 
+def test_a_commit_that_fails_on_rank_0_alone_is_the_engines_death():
+    """The others did what it did not; where all fail alike, it is the answer."""
+    world = World(verdict=lambda step, until_s: "")
+    world.pump.take(Call(7, "fail", ["no"]))
+    with pytest.raises(InternalError, match="rank 0: InternalError: no; the others did it"):
+        world.run()
+    said = iter(["", "rank 1 failed"])
+    world = World(verdict=lambda step, until_s: next(said))
+    world.pump.take(Call(7, "fail", ["no"]))
+    world.run()
+    assert world.notes.calls == [(7, None, "InternalError: no")]
+
+
 def test_a_call_that_waited_too_long_is_not_made():
     """Its deadline is looked at when its turn comes."""
     world = World()
