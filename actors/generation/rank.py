@@ -18,6 +18,7 @@ import os
 import threading
 import traceback
 
+from actorserve.actors.generation.blas import limit_blas_threads
 from actorserve.actors.generation.driver import COMMIT, Follower
 from actorserve.actors.generation.engine import Engine
 from actorserve.actors.generation.pump import Pump
@@ -119,6 +120,7 @@ class Rank:
         fault_point("rank.loading")
         try:
             engine = EngineSpec(start.engine, start.options).make()
+            limit_blas_threads()
             info = engine.start(end.rank, end.world)
             end.send(Loaded(end.rank, info))
         except (PeerGone, GroupDead):

@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import io
+import queue
+import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from types import FrameType
 from typing import TextIO
 
 from actorserve.errors import ActorserveError, ConfigError
-from actorserve.frontend.chat_source import Manner, Message, OwnServer, RunningServer, Source
+from actorserve.frontend.chat_own import OwnServer
+from actorserve.frontend.chat_running import RunningServer
+from actorserve.frontend.chat_source import Manner, Message, Source
 from actorserve.frontend.colour import RED, is_coloured
 
 PROMPT = "> "
 ANEW = "/new"
+_LONGEST_WAIT_S = 1.0
 _CLEAR_LINE = "\r\x1b[K"
+
+_Inbox = queue.SimpleQueue["str | BaseException | None"]
+"""Pieces of an answer on their way to whoever shows them, then its end."""
 
 
 def run(
@@ -107,7 +116,7 @@ class Chat:
         for line in questions:
             question = line.strip()
             if question:
-                for text in self._answer(question):
+                for text in self._answer(question, queue.SimpleQueue()):
                     answers.write(text)
                     answers.flush()
                 answers.write("\n")
@@ -136,10 +145,10 @@ class Chat:
 
     def _show_answer(self, question: str) -> None:
         """Show an answer as it comes, and an error in its place."""
-        pieces = self._answer(question)
+        inbox: _Inbox = queue.SimpleQueue()
         try:
-            with contextlib.closing(pieces):
-                for text in pieces:
+            with _interrupts_go_to(inbox):
+                for text in self._answer(question, inbox):
                     print(harmless(text), end="", flush=True)
         except KeyboardInterrupt:
             print(" …", end="")
@@ -148,20 +157,41 @@ class Chat:
             print(f"\x1b[{RED}m{text}\x1b[0m" if is_coloured(sys.stdout) else text, end="")
         print(flush=True)
 
-    def _answer(self, question: str) -> Generator[str, None, None]:
+    def _answer(self, question: str, inbox: _Inbox) -> Iterator[str]:
         """Ask, and yield the answer; what came of it is remembered, however it ends."""
         said: list[str] = []
         self._conversation.ask(question)
-        answer: Iterator[str] = self._source.ask(self._conversation.messages, self._manner)
+        cancel = self._source.ask(self._conversation.messages, self._manner, inbox.put)
         try:
-            for text in answer:
-                said.append(text)
-                yield text
+            while (piece := _next(inbox)) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                said.append(piece)
+                yield piece
         finally:
+            cancel()
             self._conversation.answered("".join(said))
-            close = getattr(answer, "close", None)
-            if close is not None:
-                close()
+
+
+def _next(inbox: _Inbox) -> str | BaseException | None:
+    """Wait for the next piece. A signal just before the wait does not end it: so none is long."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return inbox.get(timeout=_LONGEST_WAIT_S)
+
+
+@contextlib.contextmanager
+def _interrupts_go_to(inbox: _Inbox) -> Generator[None, None, None]:
+    """Have Ctrl-C put a KeyboardInterrupt there, to be raised where it does no harm."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        inbox.put(KeyboardInterrupt())
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def harmless(text: str) -> str:

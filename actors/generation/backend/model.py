@@ -30,6 +30,7 @@ from actorserve.actors.generation import (
 from actorserve.actors.generation.backend.answer import Answer
 from actorserve.actors.generation.backend.metrics import GenerationMetrics
 from actorserve.actors.generation.backend.question import Question, read_question
+from actorserve.actors.generation.blas import limit_blas_threads
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, Code, InvalidArgument
 from actorserve.triton import pb_utils
@@ -76,6 +77,7 @@ class TritonPythonModel:
         self._is_quiet = threading.Event()
         self._is_quiet.set()
         self._is_finalizing = False
+        limit_blas_threads()
         self._executor = GenerationExecutor.create(
             EngineSpec(parameters.engine, parameters.options),
             ExecutorConfig(

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from actorserve.errors import Unavailable
 from actorserve.frontend.chat import Chat, Conversation, harmless
-from actorserve.frontend.chat_source import Manner, Message
+from actorserve.frontend.chat_source import Cancel, Manner, Message, Tell
 
 
 class Parrot:
@@ -22,16 +22,16 @@ class Parrot:
         self.seen: list[list[tuple[str, str]]] = []
         self.closed = 0
 
-    def ask(self, messages: Sequence[Message], manner: Manner) -> Iterator[str]:
-        """Yield two pieces."""
+    def ask(self, messages: Sequence[Message], manner: Manner, tell: Tell) -> Cancel:
+        """Tell two pieces, or one and an error."""
         self.seen.append([(each.role, each.content) for each in messages])
-        try:
-            yield f"{len(messages)}"
-            if messages[-1].content == "fail":
-                raise Unavailable("the parrot is gone")
-            yield "!"
-        finally:
-            self.closed += 1
+        tell(f"{len(messages)}")
+        tell(Unavailable("the parrot is gone") if messages[-1].content == "fail" else "!")
+        tell(None)
+        return self._cancel
+
+    def _cancel(self) -> None:
+        self.closed += 1
 
     def close(self) -> None:
         """Do nothing."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from actorserve.actors.generation.engine import GenRequest, RequestError, Tokenizer
 from actorserve.actors.generation.engines import smollm2
@@ -97,10 +98,11 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SmolLM2]:
     """Return the real engine, loaded once."""
-    made = SmolLM2(slots=4, context_tokens=256)
-    made.start(0, None)
-    yield made
-    made.close()
+    with threadpool_limits(1, user_api="blas"):
+        made = SmolLM2(slots=4, context_tokens=256)
+        made.start(0, None)
+        yield made
+        made.close()
 
 
 @real
@@ -147,14 +149,14 @@ def test_answers_alone_and_together_are_equal(engine: SmolLM2, tokenizer: Tokeni
     """Greedy answers do not depend on what else runs; each still knows what it was asked."""
     prompts = [
         tokenizer.chat([{"role": "user", "content": f"What is the capital of {country}?"}])
-        for country in ("France", "Italy", "Japan")
+        for country in ("France", "Germany")
     ]
     alone = generate(engine, prompts[0], max_tokens=8).tokens
     requests = [request(20 + n, prompt, max_tokens=8) for n, prompt in enumerate(prompts)]
     together = _answers(engine, *requests)
     assert together[0] == alone
     texts = [tokenizer.decode_bytes(tokens) for tokens in together]
-    assert all(name in text for name, text in zip((b"France", b"Italy", b"Japan"), texts))
+    assert all(name in text for name, text in zip((b"Paris", b"Berlin"), texts))
 
 
 @real
