@@ -172,11 +172,12 @@ class Instance:
 
     def stats(self) -> InstanceStats:
         """Return where it stands."""
-        child = self._current.child if self._current is not None else None
+        current = self._current
+        child = current.child if current is not None else None
         return InstanceStats(
             self.name,
             self.state.value,
-            self.reason,
+            current.readiness.refusal if current is not None and self.is_running else self.reason,
             child.pid if child is not None else 0,
             self._machine.stats().restarts,
             self.outstanding,
