@@ -95,6 +95,12 @@ class InFlight:
         """Whether the requests of another batch could be told to stop, or to wait."""
         return len(self._slots) >= self._slots_for_batch
 
+    def room(self, most: int) -> int:
+        """Return how many batches can come, where there may be `most`; asked at every request."""
+        if len(self._slots) < self._slots_for_batch:
+            return 0
+        return most - len(self._batches)
+
     def request(self, key: int) -> ResponseFactory | None:
         """Return a request that is here."""
         return self._requests.get(key)
@@ -175,8 +181,8 @@ class InFlight:
 
     def extend_credit(self, factory: ResponseFactory) -> None:
         """Grant what the client has taken and a window more, in steps of half a window."""
-        if not self._decoupled:
-            return
+        if not self._decoupled or factory.granted - factory.taken > WINDOW >> 1:
+            return  # half of even the largest window is left
         window = self._window(factory)
         total = factory.taken + window
         if total - factory.granted >= window >> 1:
@@ -224,7 +230,7 @@ class InFlight:
         self.executed += 1
         if self.looks_between and self._batches and self._end.page.last_begun() < self._number:
             self._end.wake()
-        still_open = set(executed.still_open)
+        still_open = executed.still_open and set(executed.still_open)
         for factory in factories:
             if factory.key in self._requests and factory.key not in still_open:
                 self._forget(factory)
@@ -269,7 +275,9 @@ class InFlight:
     def _forget(self, factory: ResponseFactory) -> None:
         del self._requests[factory.key]
         factory.place = None
-        self._give_slot(factory.cancel_slot)
+        slot = factory.cancel_slot
+        if slot != NO_SLOT:
+            self._slots.append(slot)
 
     def _give_slot(self, slot: int) -> None:
         if slot != NO_SLOT:

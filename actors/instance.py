@@ -143,12 +143,10 @@ class Instance:
         current = self._current
         if current is None or current.is_over or self._machine.state is not RUNNING:
             return 0
-        if not current.in_flight.has_slots:
-            return 0
+        most = self._most_batches
         if current.calls.has_called and not self._is_overlapping:
-            # It waits for other models, and nothing that is behind it can move meanwhile.
-            return 1 - len(current.in_flight)
-        return self._most_batches - len(current.in_flight)
+            most = 1  # it waits for other models, and nothing behind it can move meanwhile
+        return current.in_flight.room(most)
 
     @property
     def could_run_next(self) -> bool:
@@ -172,11 +170,12 @@ class Instance:
 
     def stats(self) -> InstanceStats:
         """Return where it stands."""
-        child = self._current.child if self._current is not None else None
+        current = self._current
+        child = current.child if current is not None else None
         return InstanceStats(
             self.name,
             self.state.value,
-            self.reason,
+            current.readiness.refusal if current is not None and self.is_running else self.reason,
             child.pid if child is not None else 0,
             self._machine.stats().restarts,
             self.outstanding,

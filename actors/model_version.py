@@ -273,7 +273,11 @@ class ModelVersion:
         wires: list[WireTensor] = []
         try:
             for tensor, fitting in zip(request.inputs, checked.inputs):
-                wires.append(self._wire_input(tensor, fitting.datatype, fitting.shape))
+                body = tensor.data
+                if type(body) is bytes and len(body) <= INLINE_BYTES:  # most are
+                    wires.append(WireTensor(tensor.name, fitting.datatype, fitting.shape, body))
+                else:
+                    wires.append(self._wire_input(tensor, fitting.datatype, fitting.shape))
         except ActorserveError:
             for wire in wires:
                 if isinstance(wire.data, Handle):

@@ -83,11 +83,17 @@ class Readiness:
         self._is_told = False  # the last word in the log is that it is not ready
         self._reason = ""
         self._reason_s = float("-inf")
+        self._why = ""
 
     @property
     def is_asked(self) -> bool:
         """Whether the hook has been asked and has not answered: user code may be running."""
         return self._is_asked
+
+    @property
+    def refusal(self) -> str:
+        """Why the model is not ready by its last word; "" while that is yes."""
+        return self._why if not self._known else ""
 
     async def check(self, max_age_s: float = 0.0) -> bool:
         """Whether the model is ready by its own word, at most `max_age_s` old. Never raises."""
@@ -156,11 +162,13 @@ class Readiness:
         if self._is_told:
             _log.info("Model '%s' is ready again", self._name)
             self._is_told = False
+        self._why = ""
         self._settle(True)
 
     def _refuse(self, problem: str) -> None:
         """Answer no, and log why where that is news; "" is the hook's own no."""
         self._refusals += 1
+        self._why = f"not ready: {problem or 'its is_ready says no'}"
         reason = f": {problem}" if problem else " (user-defined check failed)."
         now_s = monotonic_s()
         is_known = self._is_told and reason == self._reason

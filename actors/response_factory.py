@@ -42,6 +42,7 @@ from actorserve.state.request import (
     FINAL,
     FREE,
     GONE,
+    QUEUED,
     REQUEUE,
     RESPONSE,
     STUB_DIED_RETRY,
@@ -159,7 +160,8 @@ class ResponseFactory(Life):
         desk: Desk,
         on_response: OnResponse,
     ) -> None:
-        super().__init__()
+        self.state = QUEUED  # as Life has it, without another call
+        self.kills = 0
         self.key = number
         self.rows = rows
         self.signature = signature
@@ -307,7 +309,7 @@ class ResponseFactory(Life):
         now_s = monotonic_s()
         since_s = self.responded_s or self.dispatched_s
         index, counts = self.responses, self.counts
-        self.responses += 1
+        self.responses = index + 1
         self.responded_s = now_s
         if response.error is not None or response.is_empty:
             counts.responded_without_outputs(index, now_s - since_s, response.error)
@@ -386,6 +388,8 @@ class ResponseFactory(Life):
 
 def parameters_text(request: InferRequest) -> str:
     """Return a request's own parameters as JSON. Raises InvalidArgument for what cannot travel."""
+    if not (request.id or request.correlation_id or request.parameters):
+        return "{}"
     try:
         for text in (request.id, request.correlation_id):
             if isinstance(text, str) and not text.isascii():

@@ -21,6 +21,7 @@ from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
 from actorserve.actors.reply import note_cause
 from actorserve.errors import ProtocolError
+from actorserve.runtime.lookout import Lookout
 from actorserve.runtime.stub_end import StubEnd
 from actorserve.wire.messages import Execute, Finalize
 
@@ -36,6 +37,7 @@ class StubLoop:
         self._execution = execution
         self._limit = limit
         self._loop = asyncio.new_event_loop()
+        self._lookout = Lookout(self._loop, end, self._on_news)
         self._waiting: deque[Execute] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_finalizing = False
@@ -81,13 +83,14 @@ class StubLoop:
     # --- in the loop -----------------------------------------------------------------------------
 
     def _on_news(self) -> None:
-        """Take everything that is there, then ask to be woken for the next."""
+        """Take everything that is there, then look out for the next: calls may be under way."""
+        self._lookout.patience.end()
         while not self._is_over:
             message = self._end.receive_nowait()
-            if message is not None:
-                self._take(message)
-            elif self._end.park():
+            if message is None:
+                self._lookout.rest(is_due=bool(self._tasks))
                 return
+            self._take(message)
 
     def _look_again(self) -> None:
         """Look at the lane soon: the main thread has read it while it waited for an answer."""

@@ -11,6 +11,7 @@ import argparse
 import difflib
 import functools
 import math
+import os
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -223,8 +224,12 @@ def _add_health(commands: _Commands) -> None:
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
+    # A container sets the variable once, for `start` and for its probes.
+    port = os.environ.get("ACTORSERVE_HTTP_PORT") or "8000"
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
+        "--url",
+        default=f"http://127.0.0.1:{port}",
+        help="the server (default: %(default)s; the port is that of ACTORSERVE_HTTP_PORT)",
     )
     parser.add_argument(
         "--timeout-s",

@@ -40,7 +40,10 @@ def findings_text(
     ok = sum(each.is_ok for each in findings)
     failed = f", {len(findings) - ok} failed" if ok < len(findings) else ""
     models = "1 model" if len(findings) == 1 else f"{len(findings)} models"
-    return f"{table}\n\n{models}: {ok} ok{failed}"
+    text = f"{table}\n\n{models}: {ok} ok{failed}"
+    if any(each.is_ok and each.load_s is None for each in findings):
+        text += "\nNothing was run: --dry-run loads each model."
+    return text
 
 
 def _rows(finding: Finding) -> Iterator[_Row]:
@@ -57,7 +60,7 @@ def _summary(finding: Finding) -> str:
     if finding.problem:
         return finding.problem
     if finding.load_s is None:
-        return "would load"
+        return "can be read; not run"
     loaded = f"initialized in {_duration(finding.load_s)}"
     if not finding.samples:
         return f"{loaded}; no warm-up samples"

@@ -161,9 +161,10 @@ def _version_rows(version: VersionStats) -> list[tuple[str, ...]]:
 
 def _reason(instance: InstanceStats) -> str:
     """Say why an instance is down, or how its last process ended where it is up again."""
-    if instance.last_exit and instance.state in ("RUNNING", "STARTING"):
+    is_up = instance.state in ("RUNNING", "STARTING")
+    if instance.last_exit and is_up and not instance.reason.startswith("not ready"):
         return f"died {age_text(instance.last_exit_age_s)} ago: {_first_line(instance.last_exit)}"
-    return "" if instance.state == "RUNNING" else _first_line(instance.reason)
+    return _first_line(instance.reason)
 
 
 def _first_line(text: str) -> str:

@@ -29,7 +29,7 @@ def probe(url: str, *, is_live_enough: bool, timeout_s: float) -> int:
     if status == 200:
         print(what)
         return 0
-    print(f"not {what}: HTTP status {status}", file=sys.stderr)
+    print(f"not {what}: HTTP status {status}; `actorserve status` says why", file=sys.stderr)
     return 1
 
 

@@ -149,7 +149,11 @@ def live(boot_fd: int, supervisor_pidfd: int, name: str, entry: str, cwd: str) -
         _open_streams()
         faulthandler.enable(2, all_threads=True)
         switch_off_core_dumps()
-        os.register_at_fork(after_in_child=_restore_stop_signals)
+        os.register_at_fork(
+            before=_hold_stop_signals,
+            after_in_parent=_let_stop_signals,
+            after_in_child=_restore_stop_signals,
+        )
         fault.arm(os.environ.get(fault.VARIABLE))
         fault.fault_point("spawn.forked")
         _enter_folder(cwd)
@@ -293,8 +297,29 @@ def _do_nothing(_signo: int, _frame: FrameType | None) -> None:
     pass
 
 
+_mask = threading.local()  # `before` is that of a thread which forks
+
+
+def _hold_stop_signals() -> None:
+    """Keep back what reaches a forked child before it has its own handlers, as the empty one would
+    swallow it: `Pool.terminate()` may come so early, and waits for the child's end without limit.
+    """
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
+def _let_stop_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
 def _restore_stop_signals() -> None:
     """Give a forked child of this child the usual signals, where nobody chose others."""
+    try:
+        _restore_handlers()
+    finally:
+        _let_stop_signals()
+
+
+def _restore_handlers() -> None:
     if signal.getsignal(signal.SIGINT) is _do_nothing:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is _do_nothing:

@@ -2,8 +2,9 @@
 """The supervisor's end of a channel to one stub. Belongs to the supervisor's loop; never blocks.
 
 Reading: the stub rings the host bell once per nap; one callback then takes everything that was
-published. The release ring's head is read before the messages and only those releases are
-applied after them, so that a release never overtakes the message that forwards the block.
+published, and looks for more where that pays (lookout.py). The release ring's head is read before
+the messages and only those releases are applied after them, so that a release never overtakes the
+message that forwards the block.
 Writing: into the ring, else into that lane's bounded backlog, which is flushed when the stub has
 made room. Each lane has its own: the control thread has to be heard when the main one is busy.
 """
@@ -31,6 +32,7 @@ from actorserve.process.lock import HealthLock
 from actorserve.process.packet import close_all
 from actorserve.runtime.channel import BELLS, ChannelStats, Parts
 from actorserve.runtime.exchange import Exchange, Key
+from actorserve.runtime.lookout import Lookout
 from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Producer
 from actorserve.shm.segment import Segment
@@ -105,6 +107,7 @@ class HostChannel(Generic[M]):
         self._control = Producer(self._parts.control, bells["control"])
         self._up = Consumer(self._parts.up, bells["room"])
         self._bell = bells["host"]
+        self._lookout = Lookout(loop, self._up, self._on_news)
         self._boot: BootSocket | None = None
         self._known: set[Key] = set()
         self._backlogs: dict[Producer, deque[bytes]] = {self._work: deque(), self._control: deque()}
@@ -150,7 +153,7 @@ class HostChannel(Generic[M]):
         self._exchange.add_peer(self)
         self._loop.add_reader(boot.fileno(), self._on_boot_readable)
         self._loop.add_reader(self._bell.fileno(), self._on_bell)
-        self._park()
+        self._lookout.rest(is_due=False)
 
     def close(self) -> None:
         """Read what is left, give the stub's loans back, free everything; idempotent.
@@ -161,6 +164,7 @@ class HostChannel(Generic[M]):
             return
         self.read_rest()
         self._closed = True
+        self._lookout.close()
         if self._boot is not None:
             self._loop.remove_reader(self._boot.fileno())
             self._loop.remove_reader(self._bell.fileno())
@@ -194,7 +198,10 @@ class HostChannel(Generic[M]):
         Where it `wakes` nobody, the stub finds it when it has done what it has; see `wake`.
         """
         handles = [tensor.data for tensor in tensors if isinstance(tensor.data, Handle)]
-        self.send_with_handles(data, handles, wakes=wakes)
+        if handles:
+            self.send_with_handles(data, handles, wakes=wakes)
+        else:
+            self._push(self._work, data, wakes=wakes)
 
     def wake(self) -> None:
         """Ring for what was sent on the work lane, if the stub sleeps."""
@@ -257,6 +264,8 @@ class HostChannel(Generic[M]):
         self._unanswered += 1
         if self._unanswered == 1:
             self._work.wake()
+            if not self._pumping:
+                self._lookout.expect()
         elif not self._is_wake_due:
             self._is_wake_due = True
             self._loop.call_soon(self._wake_late)
@@ -343,19 +352,19 @@ class HostChannel(Generic[M]):
 
     def _on_bell(self) -> None:
         self._bell.clear()
+        self._up.unpark()
+        self._on_news()
+
+    def _on_news(self) -> None:
         if self._closed:
             return
+        self._lookout.patience.end()
         self.pump()
         if not self._closed:
             for producer, backlog in self._backlogs.items():
                 if backlog:
                     self._flush_backlog(producer, backlog)
-            self._park()
-
-    def _park(self) -> None:
-        """Ask to be rung for the next message, or come back at once if one is there."""
-        if not self._up.park():
-            self._loop.call_soon(self._on_bell)
+            self._lookout.rest(is_due=self._unanswered > 0)
 
     def _on_boot_readable(self) -> None:
         boot = self._boot

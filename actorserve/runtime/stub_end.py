@@ -25,6 +25,7 @@ import numpy.typing as npt
 from actorserve.clock import monotonic_s
 from actorserve.process.boot import BootSocket
 from actorserve.runtime.peer_end import TRIM_AFTER_S, PeerEnd
+from actorserve.shm.patience import Patience
 from actorserve.wire.messages import Handle, ToStub, WireTensor
 
 Key = tuple[int, int]
@@ -40,6 +41,8 @@ class StubEnd(PeerEnd):
         self.take_control: Callable[[ToStub], None] = lambda message: None
         self.reap: Callable[[], None] = lambda: None
         self._read_lock = threading.Lock()
+        self._work_patience = Patience()
+        self._answer_patience = Patience()
         self._forwarding: Counter[Key] = Counter()
         self._idle_since_s = monotonic_s()
         self._received_then = 0
@@ -51,7 +54,7 @@ class StubEnd(PeerEnd):
         while not self._pending:
             self.take_in()
             if not self._pending:
-                self.wait(lambda: bool(self._pending))
+                self.wait(lambda: bool(self._pending), self._work_patience)
         return self._pending.popleft()
 
     def receive_nowait(self) -> ToStub | None:
@@ -70,21 +73,26 @@ class StubEnd(PeerEnd):
                 if not self.take_work(message):
                     self._pending.append(message)
 
-    def wait(self, is_there: Callable[[], bool]) -> None:
-        """Sleep until something has come on the work lane, unless what is awaited is there.
+    def wait(self, is_there: Callable[[], bool], patience: Patience | None = None) -> None:
+        """Wait until something has come on the work lane, unless what is awaited is there.
 
-        Main thread only. Raises PeerGone. May return early.
+        `patience` is that of other waits like this; None for that of waits for answers. Main
+        thread only. Raises PeerGone. May return early.
         """
-        if self._work.park() and not is_there():
-            self._sleep(self._main_bell, None)
-        self._work.unpark()
+        patience = patience or self._answer_patience
+        if not (patience.begin() and patience.look(self._work.has_news)):
+            if self._work.park() and not is_there():
+                self._sleep(self._main_bell, None)
+            self._work.unpark()
+        patience.end()
         if self._releasing:
             self.settle()  # the supervisor rang because its ring of releases has room
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
         """Have `on_news` called in the main thread's loop when there may be something to receive.
 
-        It has to end with `park`. The supervisor's end is the control thread's to notice.
+        It has to end with `park`, by way of a Lookout. The supervisor's end is the control
+        thread's to notice.
         """
 
         def on_bell() -> None:
@@ -94,9 +102,17 @@ class StubEnd(PeerEnd):
 
         loop.add_reader(self._main_bell.fileno(), on_bell)
 
+    def has_news(self) -> bool:
+        """Whether there may be something to receive. Main thread's loop only, as the next two."""
+        return bool(self._pending) or self._work.has_news()
+
     def park(self) -> bool:
-        """Ask to be woken for the next message; False if one is there. Main thread's loop only."""
+        """Ask to be woken for the next message; False if one is there."""
         return not self._pending and self._work.park()
+
+    def unpark(self) -> None:
+        """Take `park` back."""
+        self._work.unpark()
 
     def detach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop listening in a loop."""

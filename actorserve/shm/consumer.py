@@ -162,6 +162,10 @@ class Consumer:
             self._bells += 1
             self._bell.ring()
 
+    def has_news(self) -> bool:
+        """Whether something was published that `drain` has not taken."""
+        return self._words[HEAD] != self._tail
+
     def park(self) -> bool:
         """Announce sleep, so that the next publishing rings this end's doorbell.
 

@@ -152,7 +152,8 @@ class RequestRules:
         shape = tuple(tensor.shape)
         key = (tensor.name, tensor.datatype, shape)
         known = self._fitted.get(key)
-        if known is not None and known[0] == _nbytes(tensor.data):
+        body = tensor.data
+        if known is not None and known[0] == (len(body) if type(body) is bytes else _nbytes(body)):
             return known[1]
         checked = self._check_anew(request, tensor, shape, batched)
         if checked.datatype != DataType.BYTES and len(self._fitted) < MOST_FITTED:

@@ -72,8 +72,9 @@ def test_check_says_what_would_load():
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["MODEL", "VERSIONS", "RESULT", "DETAIL"]
-    assert row(done, "add_sub") == ["add_sub", "1", "ok", "would load"]
-    assert lines[-1] == f"{len(list(EXAMPLES.iterdir()))} models: {len(lines) - 3} ok"
+    assert row(done, "add_sub") == ["add_sub", "1", "ok", "can be read; not run"]
+    assert lines[-2] == f"{len(list(EXAMPLES.iterdir()))} models: {len(lines) - 4} ok"
+    assert lines[-1] == "Nothing was run: --dry-run loads each model."
 
 
 def test_check_says_what_would_not_load_and_why(tmp_path: Path):
@@ -88,9 +89,9 @@ def test_check_says_what_would_not_load_and_why(tmp_path: Path):
     assert "config.pbtxt:2:1" in row(done, "bad_config")[3]
     assert re.search(r"bad_file/1/model.py:4: SyntaxError: ", row(done, "bad_file")[3])
     assert row(done, "no_version")[2] == "failed"
-    assert row(done, "works")[2:] == ["ok", "would load"]
+    assert row(done, "works")[2:] == ["ok", "can be read; not run"]
     assert re.search("^ +warning  version 7 has no folder$", done.stdout, re.MULTILINE)
-    assert done.stdout.splitlines()[-1] == "4 models: 1 ok, 3 failed"
+    assert done.stdout.splitlines()[-2] == "4 models: 1 ok, 3 failed"
 
 
 def test_bad_samples_are_warned_of(tmp_path: Path):

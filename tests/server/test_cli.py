@@ -437,7 +437,11 @@ def test_health_is_an_exit_code(start_server, model):
     server = start_server(model, flags=["--exit-on-error=false"])
     url = f"--url=http://{server.address}"
     done = run("health", url)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "not ready: HTTP status 503\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        "not ready: HTTP status 503; `actorserve status` says why\n",
+    )
     done = run("health", url, "--live")
     assert (done.returncode, done.stdout, done.stderr) == (0, "live\n", "")
     server.stop()

@@ -156,10 +156,14 @@ def test_only_true_is_ready(server, modes, kind, mode):
 
 
 def test_every_instance_has_to_be_ready(server, modes):
-    """One that is not makes the model so."""
+    """One that is not makes the model so, and the status names it."""
     assert ready(server, "pair")
     modes.set("pair_0_1", "no")
     assert not ready(server, "pair")
+    _, document = server.call("GET", "/v2/actorserve/status")
+    pair = next(model for model in document["models"] if model["name"] == "pair")
+    reasons = {each["name"]: each["reason"] for each in pair["versions"][0]["instances"]}
+    assert reasons == {"pair_0_0": "", "pair_0_1": "not ready: its is_ready says no"}
     modes.set("pair_0_0", "no")
     modes.set("pair_0_1", "yes")
     assert not ready(server, "pair")

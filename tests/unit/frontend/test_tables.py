@@ -76,9 +76,10 @@ def test_reasons_are_wrapped_in_their_column():
     assert max(map(len, lines)) <= 60
     assert lines[1].startswith("a_model  1         failed  ValueError: words")
     assert lines[2].startswith(" " * 27 + "  words")
-    assert lines[-4].strip() == "/m.py(1): f"
-    assert lines[-3] == "b        1, 2      ok      would load"
-    assert lines[-1] == "2 models: 1 ok, 1 failed"
+    assert lines[-5].strip() == "/m.py(1): f"
+    assert lines[-4] == "b        1, 2      ok      can be read; not run"
+    assert lines[-2] == "2 models: 1 ok, 1 failed"
+    assert lines[-1].startswith("Nothing was run")
     assert "At:" not in text and "frozen" not in text
 
 

@@ -162,7 +162,9 @@ def test_bare_deflate_and_several_gzip_members_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"nonsense", gzip.compress(b"abc")[:-3], gzip.compress(b"a") + b"x"]
+    "data",
+    [b"", b"nonsense", gzip.compress(b"abc")[:-3], gzip.compress(b"a") + b"x"],
+    ids=["empty", "nonsense", "cut", "with a rest"],
 )
 def test_broken_compression_is_the_clients_mistake(data: bytes) -> None:
     """Cut off, not compressed at all, or followed by something else."""

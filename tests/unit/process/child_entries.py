@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -142,6 +143,26 @@ def fork_and_report(boot: BootSocket) -> None:
         print(f"fork {severed} {defaults}", flush=True)
         signal.pause()
     print(f"forked {pid}", flush=True)
+    echo(boot)
+
+
+def fork_and_terminate(boot: BootSocket) -> None:
+    """Fork, and terminate the fork at once, many times; then say how many did not die of it."""
+    survivors = 0
+    for _ in range(200):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(1)
+        pidfd = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        if not select.select([pidfd], [], [], 5)[0]:
+            survivors += 1
+            os.kill(pid, signal.SIGKILL)
+        os.close(pidfd)
+        os.waitpid(pid, 0)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    print(f"survivors {survivors}, masked {len(masked)}", flush=True)
     echo(boot)
 
 

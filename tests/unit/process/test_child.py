@@ -255,6 +255,16 @@ def test_forks_of_a_child_get_the_usual_signals(kit, warm):
     warm(main)
 
 
+def test_a_fork_that_is_terminated_at_once_dies(warm):
+    """A signal that comes before a fork has its own handlers is not lost."""
+
+    async def main(bench) -> None:
+        watched = await bench.spawn("fork_and_terminate")
+        assert await watched.line("survivors ") == "0, masked 0"
+
+    warm(main)
+
+
 def test_abort_dumps_all_stacks(warm):
     """Row 22: SIGABRT ends a hung child with the stacks of its threads in the log."""
 
