@@ -33,11 +33,12 @@ from actorserve.actors.replies import thread_errors
 from actorserve.actors.reply import note_cause
 from actorserve.actors.stub_log import StubLog
 from actorserve.actors.stub_loop import StubLoop
-from actorserve.actors.stub_metrics import CONTROL_THREAD, StubMetrics
+from actorserve.actors.stub_metrics import StubMetrics
 from actorserve.actors.stub_model_control import StubModelControl
 from actorserve.errors import ActorserveError, ProtocolError
 from actorserve.fault import fault_point
 from actorserve.runtime.child import BootSocket, PeerGone
+from actorserve.runtime.control_thread import start_control_thread
 from actorserve.runtime.stub_end import StubEnd
 from actorserve.state.lifecycle import Phase
 from actorserve.triton import importing
@@ -78,7 +79,7 @@ def main(boot: BootSocket) -> None:
         os._exit(0)
     stub = Stub(end)
     _note_thread_errors()
-    threading.Thread(target=_control, args=(end,), name=CONTROL_THREAD, daemon=True).start()
+    start_control_thread(end)
     try:
         stub.run()
     except PeerGone:
@@ -96,17 +97,6 @@ def _note_thread_errors() -> None:
         shown(args)
 
     threading.excepthook = note
-
-
-def _control(end: StubEnd) -> None:
-    """Run the control thread; the supervisor's death ends the process whatever main does."""
-    try:
-        end.serve_control()
-    except PeerGone:
-        os._exit(0)
-    except (ActorserveError, OSError, ValueError):
-        traceback.print_exc()
-        os._exit(1)
 
 
 class Stub:

@@ -17,13 +17,12 @@ from collections import deque
 
 from actorserve.actors.questions import Questions
 from actorserve.errors import Unavailable
+from actorserve.runtime.control_thread import CONTROL_THREAD
 from actorserve.runtime.stub_end import StubEnd
 from actorserve.state.metric_registry import Change
 from actorserve.state.metrics import MetricKind
 from actorserve.wire.messages import MetricsChanged
 from actorserve.wire.questions import OpenFamily, OpenMetric, ReadMetric
-
-CONTROL_THREAD = "actorserve-control"
 
 BUNDLE = 4096
 """Changes in one message; with so many waiting, the control thread is woken for them."""

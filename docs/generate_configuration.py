@@ -17,6 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).parent))  # it may be run, or loaded by its path
+
+from page_tables import filled
+
 from actorserve.config import OPTIONS, Option, Settings
 from actorserve.frontend.arguments import make_parser
 from actorserve.triton.config_completion import complete
@@ -171,13 +175,7 @@ def main() -> int:
 
 def render(page: str) -> str:
     """Return the page with its tables as they should be."""
-    for name, make in TABLES.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        table = "\n".join(make())
-        page, count = pattern.subn(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page)  # noqa: B023
-        if count != 1:
-            raise ValueError(f"{PAGE}: expected one place for the table '{name}', got {count}")
-    return page
+    return filled(page, TABLES)
 
 
 def _options() -> Iterator[str]:

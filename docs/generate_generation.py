@@ -6,10 +6,13 @@ Each stands between `<!-- NAME -->` and `<!-- end NAME -->`; a test fails when o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # it may be run, or loaded by its path
+
+from page_tables import filled
 
 from actorserve.triton.generation_parameters import PARAMETERS, GenerationParameters
 from actorserve.triton.generation_tensors import INPUTS, OUTPUTS, GenerationTensor
@@ -27,13 +30,7 @@ def main() -> int:
 
 def render(page: str) -> str:
     """Return the page with its tables as they should be."""
-    for name, make in TABLES.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        table = "\n".join(make())
-        page, count = pattern.subn(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page)  # noqa: B023
-        if count != 1:
-            raise ValueError(f"{PAGE}: expected one place for the table '{name}', got {count}")
-    return page
+    return filled(page, TABLES)
 
 
 def _parameters() -> Iterator[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import traceback
 
 from actorserve.actors.generation.blas import limit_blas_threads
@@ -25,9 +24,10 @@ from actorserve.actors.generation.pump import Pump
 from actorserve.actors.generation.rank_sink import RankSink
 from actorserve.actors.generation.spec import EngineSpec
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, ProtocolError
+from actorserve.errors import ProtocolError
 from actorserve.fault import fault_point
 from actorserve.runtime.child import BootSocket, PeerGone
+from actorserve.runtime.control_thread import start_control_thread
 from actorserve.runtime.group_end import RankEnd
 from actorserve.runtime.group_parts import GroupDead, Status
 from actorserve.wire.generation import (
@@ -55,7 +55,7 @@ def main(boot: BootSocket) -> None:
         end = RankEnd(boot)
     except PeerGone:
         os._exit(0)
-    threading.Thread(target=_control, args=(end,), name="control", daemon=True).start()
+    start_control_thread(end)
     try:
         is_well = Rank(end).run()
     except PeerGone:
@@ -64,17 +64,6 @@ def main(boot: BootSocket) -> None:
         os._exit(1)
     if not is_well:
         raise SystemExit(1)
-
-
-def _control(end: RankEnd) -> None:
-    """Run the control thread; the parent's end ends this process, whatever the engine does."""
-    try:
-        end.serve_control()
-    except PeerGone:
-        os._exit(0)
-    except (ActorserveError, OSError, ValueError):
-        traceback.print_exc()
-        os._exit(1)
 
 
 class Rank:

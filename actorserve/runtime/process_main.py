@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import traceback
 from typing import Any
 
@@ -26,6 +25,7 @@ from actorserve.runtime.actor import DEFAULT_MAILBOX, Actor, ActorContext
 from actorserve.runtime.answer import Answer
 from actorserve.runtime.child_door import ChildDoor
 from actorserve.runtime.child_end import ChildEnd
+from actorserve.runtime.control_thread import start_control_thread
 from actorserve.runtime.engine import Engine
 from actorserve.runtime.failure import clip, start_reason
 from actorserve.runtime.inbox import Inbox
@@ -51,7 +51,7 @@ def main(boot: BootSocket) -> None:
         os._exit(0)
     door = ChildDoor(end)
     end.on_control = door.take
-    threading.Thread(target=_control, args=(end,), name="actorserve-control", daemon=True).start()
+    start_control_thread(end)
     _log.addHandler(_LogHandler(end))
     _log.propagate = False
     try:
@@ -61,17 +61,6 @@ def main(boot: BootSocket) -> None:
         os._exit(0)
     if not is_well:
         raise SystemExit(1)
-
-
-def _control(end: ChildEnd) -> None:
-    """Run the control thread; the system's end ends this process, whatever the main thread does."""
-    try:
-        end.serve_control()
-    except PeerGone:
-        os._exit(0)
-    except (ActorserveError, OSError, ValueError):
-        traceback.print_exc()
-        os._exit(1)
 
 
 class Resident:

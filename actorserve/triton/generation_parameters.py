@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +22,17 @@ import msgspec
 from actorserve.errors import ConfigError
 from actorserve.triton.model_config import ModelConfig
 from actorserve.triton.model_parameters import PARAMETERS as MODEL_PARAMETERS
-from actorserve.triton.model_parameters import ParameterRule
+from actorserve.triton.parameter_rule import (
+    ParameterRule,
+    read_parameters,
+    seconds,
+    seconds_or_none,
+)
 
 MOST_IN_FLIGHT = 999
 """More the health page of a stub could not tell that they are cancelled."""
 MOST_RANKS = 30
 """As many as a group's board has room for."""
-
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 
 class GenerationParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,19 +56,8 @@ def read_generation_parameters(
     config: ModelConfig, model_directory: str, version_directory: str
 ) -> GenerationParameters:
     """Read the parameters of a configuration. Raises ConfigError that names the wrong one."""
-    values: dict[str, Any] = {}
     _refuse_unknown(config)
-    for rule in PARAMETERS:
-        parameter = config.parameters.get(rule.name)
-        if parameter is None:
-            continue
-        text = parameter.string_value.replace(_MODEL_DIRECTORY, model_directory)
-        try:
-            values[rule.field] = rule.read(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"parameter {rule.name} of model '{config.name}': expected {error}, got '{text}'"
-            ) from None
+    values = read_parameters(PARAMETERS, config, model_directory)
     if "engine" not in values:
         raise ConfigError(
             f"model '{config.name}' names no engine: expected a parameter ENGINE, like 'tinygpt' "
@@ -141,24 +132,9 @@ def _from_1_to(most: int) -> Callable[[str], int]:
     return read
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError("a number of seconds greater than 0")
-    return seconds
-
-
-def _seconds_or_none(text: str) -> float:
-    """Read a limit, where none is 0."""
-    if text.strip() == "none":
-        return 0.0
-    try:
-        return _seconds(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or none") from None
+def _limit(text: str) -> float:
+    """Read a limit in seconds, where none is 0."""
+    return seconds_or_none(text) or 0.0
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -193,9 +169,9 @@ PARAMETERS: tuple[ParameterRule, ...] = (
                   "the widest beam search that a request may ask for"),
     ParameterRule("DEFAULT_MAX_TOKENS", "default_max_tokens", _from_1_to(1 << 30),
                   "for requests without `max_tokens`"),
-    ParameterRule("LOAD_TIMEOUT_S", "load_timeout_s", _seconds,
+    ParameterRule("LOAD_TIMEOUT_S", "load_timeout_s", seconds,
                   "for the engine to load, on every rank"),
-    ParameterRule("HANG_TIMEOUT_S", "hang_timeout_s", _seconds_or_none,
+    ParameterRule("HANG_TIMEOUT_S", "hang_timeout_s", _limit,
                   "for one iteration of the engine; `none` for no limit"),
     ParameterRule("ADAPTERS", "adapters", _paths,
                   "LoRA adapters: a JSON object of names and paths"),

@@ -9,17 +9,18 @@ them from `args["model_config"]`. A parameter beats the server's flags and envir
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from actorserve.errors import ConfigError
 from actorserve.triton.model_config import ModelConfig
-
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+from actorserve.triton.parameter_rule import (
+    ParameterRule,
+    read_parameters,
+    seconds,
+    seconds_or_none,
+)
 
 
 class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,52 +45,12 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     force_cpu_only_input_tensors: bool = True
 
 
-class ParameterRule(msgspec.Struct, frozen=True):
-    """One parameter: its name, the field it sets, how its text is read and what it is for."""
-
-    name: str
-    field: str
-    read: Callable[[str], Any]
-    help: str
-
-
 def read_model_parameters(config: ModelConfig, model_directory: str) -> ModelParameters:
     """Read the parameters of a configuration; raises ConfigError that names the wrong one.
 
     `model_directory` is the model's folder in its repository, for EXECUTION_ENV_PATH.
     """
-    values = {}
-    for rule in PARAMETERS:
-        parameter = config.parameters.get(rule.name)
-        if parameter is None:
-            continue
-        text = parameter.string_value
-        try:
-            values[rule.field] = rule.read(text.replace(_MODEL_DIRECTORY, model_directory))
-        except ValueError as error:
-            raise ConfigError(
-                f"parameter {rule.name} of model '{config.name}': expected {error}, got '{text}'"
-            ) from None
-    return ModelParameters(**values)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError("a number of seconds greater than 0")
-    return seconds
-
-
-def _seconds_or_none(text: str) -> float | None:
-    if text.strip() == "none":
-        return None
-    try:
-        return _seconds(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or none") from None
+    return ModelParameters(**read_parameters(PARAMETERS, config, model_directory))
 
 
 def _count(text: str) -> int:
@@ -120,15 +81,15 @@ def _force_cpu_only(text: str) -> bool:
 
 
 PARAMETERS: tuple[ParameterRule, ...] = (
-    ParameterRule("SPAWN_TIMEOUT_S", "spawn_timeout_s", _seconds,
+    ParameterRule("SPAWN_TIMEOUT_S", "spawn_timeout_s", seconds,
                   "from the start of a stub's process until it has its channel"),
-    ParameterRule("INITIALIZE_TIMEOUT_S", "initialize_timeout_s", _seconds,
+    ParameterRule("INITIALIZE_TIMEOUT_S", "initialize_timeout_s", seconds,
                   "for the import of `model.py` and for `initialize`, each"),
-    ParameterRule("EXECUTE_TIMEOUT_S", "execute_timeout_s", _seconds_or_none,
+    ParameterRule("EXECUTE_TIMEOUT_S", "execute_timeout_s", seconds_or_none,
                   "for one batch: beyond it its requests fail and the stub is replaced"),
-    ParameterRule("FINALIZE_TIMEOUT_S", "finalize_timeout_s", _seconds,
+    ParameterRule("FINALIZE_TIMEOUT_S", "finalize_timeout_s", seconds,
                   "for `finalize`; then the stub is killed"),
-    ParameterRule("STOPPED_TIMEOUT_S", "stopped_timeout_s", _seconds,
+    ParameterRule("STOPPED_TIMEOUT_S", "stopped_timeout_s", seconds,
                   "how long a stub may be stopped by a signal before it is replaced"),
     ParameterRule("RETRY_ON_STUB_DEATH", "retry_on_stub_death", _count,
                   "how often a request whose stub died is tried again: for work that may be done "
