@@ -221,7 +221,8 @@ class EngineDeadError(Unavailable):
     """The engine is dead, and every request that it had with it.
 
     `rank` and `pid` say which process died first, None where there is none; `reason` is what it
-    died of, `traceback` its own, as text.
+    died of, `traceback` its own, as text. `str()` has all of it; `message`, which clients of a
+    server see, leaves the traceback out.
     """
 
     def __init__(
@@ -236,14 +237,18 @@ class EngineDeadError(Unavailable):
         who = "the engine" if rank is None else f"the engine's rank {rank}"
         if pid is not None:
             who += f" (process {pid})"
-        text = f"{who} is dead: {reason}"
-        if traceback:
-            text += f"\n{traceback.rstrip()}"
+        self._head = f"{who} is dead: {reason}"
+        text = f"{self._head}\n{traceback.rstrip()}" if traceback else self._head
         super().__init__(text, retry_after_s)
         self.rank = rank
         self.pid = pid
         self.reason = reason
         self.traceback = traceback
+
+    @property
+    def message(self) -> str:
+        """The text without the traceback."""
+        return self._head
 
 
 _BY_CODE: dict[Code, type[ActorserveError]] = {

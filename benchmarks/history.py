@@ -10,9 +10,10 @@ memory, and what comes late is still found.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 
-KEPT_ENDS = 100_000
+KEPT_ENDS = 20_000
 """Ended requests that are remembered; what comes for an older one is told as unknown."""
 
 
@@ -76,7 +77,7 @@ class History:
     def _end(self, number: int, kind: str, end: str) -> None:
         del self._open[number]
         self.ends[f"{kind}: {end}"] += 1
-        self._ended[number] = f"{kind}, {end}"
+        self._ended[number] = sys.intern(f"{kind}, {end}")  # a record must not look like a leak
         self._order.append(number)
         if len(self._order) > KEPT_ENDS:
             del self._ended[self._order.popleft()]

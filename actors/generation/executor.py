@@ -30,6 +30,7 @@ from actorserve.errors import (
     Unavailable,
     WaitTimeout,
 )
+from actorserve.runtime.waiting import limit_of
 from actorserve.wire.generation import GenRequest, Submit
 
 
@@ -208,9 +209,14 @@ class GenerationExecutor(ExecutorReading):
         """Return a request; a text becomes tokens. Raises InvalidArgument without a tokenizer."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise InvalidArgument("the prompt is a text, and this engine has no tokenizer")
+                raise InvalidArgument(
+                    "the prompt is a text, and this engine has no tokenizer: send token ids"
+                )
             fields["prompt"] = prompt
-            prompt = self.tokenizer.encode(prompt)
+            try:
+                prompt = self.tokenizer.encode(prompt)
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"the prompt cannot be written as UTF-8: {error}") from None
         return GenerationRequest(prompt, sampling_params, lora_request, streaming, **fields)
 
     def abort(self, ids: Iterable[int]) -> None:
@@ -311,8 +317,8 @@ class GenerationExecutor(ExecutorReading):
         now_s = monotonic_s()
         number = self._ids.next()
         feed = Feed(number, len(request.prompt_token_ids), now_s)
-        if request.timeout is not None:
-            feed.deadline_s = now_s + request.timeout
+        if (limit_s := limit_of(request.timeout)) is not None:
+            feed.deadline_s = now_s + limit_s
         if params.stop_texts:
             assert self.tokenizer is not None
             feed.watch = StopWatch(self.tokenizer, params.stop_texts, sampling.n)

@@ -207,7 +207,8 @@ class Registry:
             feed.is_ended = True
         self.feeds.clear()
         self.calls.clear()
-        self.gone.is_open = True
+        self.snapshots.is_over = True
+        self.ready.is_open = self.gone.is_open = True
 
     def _watched(self, feed: Feed, watch: StopWatch, output: Output) -> Output | None:
         """Return what counts of an output of a request that texts may stop; None for nothing."""

@@ -80,6 +80,10 @@ class GenerationRequest:
             raise InvalidArgument(f"timeout is {timeout!r}, expected seconds, more than 0")
         if type(priority) is not int:
             raise InvalidArgument(f"priority is {priority!r}, expected a whole number")
+        if extra is not None and not (
+            isinstance(extra, dict) and all(isinstance(key, str) for key in extra)
+        ):
+            raise InvalidArgument(f"extra is {extra!r}, expected a dict whose keys are texts")
         self.prompt_token_ids = checked_tokens(prompt_token_ids)
         self.prompt = prompt
         self.sampling_params = params

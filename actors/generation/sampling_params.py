@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,10 @@ _MAX_TOKENS = 1 << 31
 
 # name: (lowest, whether that itself is allowed, highest)
 _RANGES: dict[str, tuple[float, bool, float]] = {
+    "end_id": (-1, True, _MAX_TOKENS),
+    "pad_id": (-1, True, _MAX_TOKENS),
+    "seed": (-(1 << 63), True, (1 << 64) - 1),
+    "random_seed": (-(1 << 63), True, (1 << 64) - 1),
     "max_tokens": (1, True, _MAX_TOKENS),
     "max_new_tokens": (1, True, _MAX_TOKENS),
     "min_tokens": (0, True, _MAX_TOKENS),
@@ -45,6 +49,10 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "logprobs": (0, True, _MAX_TOKENS),
 }
 _WHOLE = {
+    "end_id",
+    "pad_id",
+    "seed",
+    "random_seed",
     "max_tokens",
     "max_new_tokens",
     "min_tokens",
@@ -55,6 +63,15 @@ _WHOLE = {
     "no_repeat_ngram_size",
     "logprobs",
 }
+_NEVER_NONE = ("max_tokens", "n", "beam_width")
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "return_log_probs",
+    "return_context_logits",
+    "return_generation_logits",
+    "exclude_input_from_output",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,11 +147,15 @@ class SamplingParams:
         for name in _UNSUPPORTED:
             if getattr(self, name) is not None:
                 raise Unsupported(f"sampling: {name} is not supported")
+        for name in _FLAGS:
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise InvalidArgument(f"sampling: {name} is {value!r}, expected True or False")
         if not self.exclude_input_from_output:
             raise Unsupported("sampling: exclude_input_from_output=False is not supported")
         for name, (lowest, is_lowest_fine, highest) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name in _NEVER_NONE:
                 _check_number(name, value, lowest, is_lowest_fine, highest)
         best_of = self.best_of or self.n
         if best_of < self.n:
@@ -153,10 +174,10 @@ class SamplingParams:
 
         Raises InvalidArgument for what makes no sense, or needs a tokenizer that is not there.
         """
-        if _mutable_fields(self) != _NOTHING_MUTABLE:
+        if any(each is not None for each in _mutable_fields(self)):  # `==` is an array's own
             return self._translated(tokenizer, end_id)
         now = (tokenizer, end_id, *_all_fields(self))
-        if self._cached is None or self._cached[0] != now:
+        if self._cached is None or not _is_same(self._cached[0], now):
             self._cached = (now, self._translated(tokenizer, end_id))
         return self._cached[1]
 
@@ -165,7 +186,7 @@ class SamplingParams:
         if tokenizer is None and (self.stop_texts or _texts("bad", self.bad)):
             raise InvalidArgument(
                 "sampling: stop and bad are texts, and this engine has no tokenizer;"
-                " use stop_token_ids and bad_token_ids"
+                " name token ids instead (stop_token_ids, bad_token_ids)"
             )
         is_greedy = self.temperature is None and self.top_k is None and self.top_p is None
         return Sampling(
@@ -174,10 +195,10 @@ class SamplingParams:
             temperature=_or(self.temperature, 0.0 if is_greedy else 1.0),
             top_k=self.top_k or 0,
             top_p=_or(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
+            min_p=_or(self.min_p, 0.0),
             repetition_penalty=_or(self.repetition_penalty, 1.0),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
             no_repeat_ngram_size=self.no_repeat_ngram_size or 0,
             seed=self.random_seed if self.seed is None else self.seed,
             end_id=self._end_id(end_id),
@@ -190,7 +211,7 @@ class SamplingParams:
             n=self.sequences,
             best_of=max(self.best_of or 1, self.sequences if self.beam_width == 1 else 1),
             beam_width=self.beam_width,
-            length_penalty=self.length_penalty or 0.0,
+            length_penalty=_or(self.length_penalty, 0.0),
             include_stop=self.include_stop_str_in_output,
         )
 
@@ -210,11 +231,22 @@ class SamplingParams:
         return words
 
     def _bias(self) -> dict[int, float]:
-        bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
-        if self.embedding_bias is not None:
-            for token, value in enumerate(self.embedding_bias):
+        bias: dict[int, float] = {}
+        try:
+            for token, value in dict(_given(self.logit_bias)).items():
+                bias[_token_of(token)] = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"sampling: logit_bias has to be a dict of token ids and numbers: {error}"
+            ) from None
+        try:
+            for token, value in enumerate(_given(self.embedding_bias)):
                 if value:
                     bias[token] = bias.get(token, 0.0) + float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"sampling: embedding_bias has to be a number for each token: {error}"
+            ) from None
         return bias
 
 
@@ -222,17 +254,22 @@ class SamplingParams:
 _mutable_fields = attrgetter(
     "bad", "bad_token_ids", "stop", "stop_token_ids", "embedding_bias", "logit_bias"
 )
-_NOTHING_MUTABLE = (None,) * 6
 _all_fields = attrgetter(*(each.name for each in fields(SamplingParams) if each.init))
+
+
+def _is_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    try:
+        return before == now
+    except (TypeError, ValueError):  # an array, where none belongs: it will be refused
+        return False
 
 
 def _check_number(
     name: str, value: Any, lowest: float, is_lowest_fine: bool, highest: float
 ) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name in _WHOLE:
-        is_number = is_number and isinstance(value, int)
-    fits = is_number and math.isfinite(value) and lowest <= value <= highest
+    kinds = int if name in _WHOLE else (int, float)
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    fits = is_number and lowest <= value <= highest  # NaN is never between
     if not fits or (value == lowest and not is_lowest_fine):
         kind = "a whole number" if name in _WHOLE else "a number"
         least = f"{lowest:g} or more" if is_lowest_fine else f"more than {lowest:g}"
@@ -240,22 +277,56 @@ def _check_number(
         raise InvalidArgument(f"sampling: {name} is {value!r}, expected {kind}, {least}{most}")
 
 
+def _given(values: Any) -> Any:
+    """Return what can be iterated; an array has no truth of its own."""
+    return () if values is None else values
+
+
+def _each_of(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
+    try:
+        return tuple(_given(value))
+    except TypeError:
+        raise InvalidArgument(f"sampling: {name} is {value!r}, expected a list") from None
+
+
 def _texts(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value or ())
+    texts = (value,) if isinstance(value, str) else _each_of(name, value)
     for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidArgument(f"sampling: {name} has {text!r}, expected a text")
+        if not text.isascii():
+            _check_unicode(name, text)
     return texts
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"sampling: {name} cannot be written as UTF-8: {error}") from None
 
 
 def _words(name: str, value: Sequence[int | Sequence[int]] | None) -> list[list[int]]:
     words = []
-    for word in value or ():
-        tokens = [word] if isinstance(word, int) else list(word)
-        if not tokens or any(type(each) is not int or each < 0 for each in tokens):
+    for word in _each_of(name, value):
+        try:
+            word = [word] if isinstance(word, numbers.Integral) else list(word)
+            tokens = [_token_of(each) for each in word]
+        except (TypeError, ValueError):
+            tokens = []
+        if not tokens:
             raise InvalidArgument(f"sampling: {name} has {word!r}, expected token ids")
         words.append(tokens)
     return words
+
+
+def _token_of(value: Any) -> int:
+    """Return a token id. Raises ValueError."""
+    if type(value) is not bool and isinstance(value, numbers.Integral):
+        token = int(value)
+        if 0 <= token < _MAX_TOKENS:
+            return token
+    raise ValueError(f"{value!r} is no token id")
 
 
 def _or(value: float | None, usual: float) -> float:

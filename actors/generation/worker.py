@@ -40,6 +40,9 @@ THREAD_POLL_S = 0.005
 
 JOIN_S = 2.0
 
+LONGEST_S = 1e6
+"""The longest sleep with a limit: poll takes a C int of milliseconds."""
+
 LOOKS = 4
 """How often an iteration is looked at before it counts as hung."""
 
@@ -82,7 +85,7 @@ class Inbox:
             self._watched = fileno
         self._is_parked = True
         if not self._messages:
-            timeout_ms = None if timeout_s is None else math.ceil(timeout_s * 1e3)
+            timeout_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_S) * 1e3)
             self._poll.poll(timeout_ms)
         self._is_parked = False
         try:

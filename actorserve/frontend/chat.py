@@ -19,7 +19,6 @@ from types import FrameType
 from typing import TextIO
 
 from actorserve.errors import ActorserveError, ConfigError
-from actorserve.frontend.chat_own import OwnServer
 from actorserve.frontend.chat_running import RunningServer
 from actorserve.frontend.chat_source import Manner, Message, Source
 from actorserve.frontend.colour import RED, is_coloured
@@ -43,8 +42,10 @@ def run(
     timeout_s: float,
 ) -> int:
     """Talk until the end of the input; returns the exit code. Raises ActorserveError."""
-    if bool(repositories) == bool(url):
+    if not (repositories or url):
         raise ConfigError("name a model repository, or a running server with --url")
+    if repositories and url:
+        raise ConfigError("name a model repository or a running server (--url), not both")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an answer may have characters that it lacks
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -52,6 +53,8 @@ def run(
     if url:
         source = RunningServer(url, model, timeout_s)
     else:
+        from actorserve.frontend.chat_own import OwnServer  # and with it the whole server
+
         with _told(f"loading {model or 'the model'} …", is_wanted=sys.stderr.isatty()):
             source = OwnServer(repositories, model)
     try:

@@ -57,6 +57,8 @@ def choose_model(wanted: str, found: Sequence[str], where: str) -> str:
         raise NotFound(f"{where} has no model '{wanted}' that generates text; it has: {names}")
     if wanted:
         return wanted
+    if not found:
+        raise NotFound(f"{where} has no model that generates text")
     if len(found) != 1:
         raise ConfigError(f"name a model with --model; {where} has: {names}")
     return found[0]

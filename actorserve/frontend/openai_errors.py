@@ -56,8 +56,8 @@ class ModelNotFound(NotFound):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"The model '{name}' does not exist, or it is none that generates text "
-            "(GET /v1/models lists those)"
+            f"The model '{name}' does not exist, does not serve now, or generates no text "
+            "(GET /v1/models lists those that do)"
         )
 
 

@@ -97,14 +97,18 @@ class Doorbell:
         self.close()
 
 
+LONGEST_S = 1e6
+"""The longest wait with a limit: poll's own is a C int of milliseconds."""
+
+
 def wait_for(
     fds_readable: Sequence[int], fds_hangup: Sequence[int], timeout_s: float | None
 ) -> set[int]:
     """Wait until a descriptor is readable or a peer has hung up; return those that are.
 
     The first kind counts when it can be read (or is broken), the second only when its other end
-    is gone, whatever lies in it unread. An empty set means that `timeout_s` has passed; None
-    waits for ever. OSError(EBADF) for a descriptor that is not open.
+    is gone, whatever lies in it unread. An empty set means that `timeout_s` has passed, or
+    LONGEST_S; None waits for ever. OSError(EBADF) for a descriptor that is not open.
     """
     poll = select.poll()
     for fd in fds_hangup:
@@ -112,7 +116,8 @@ def wait_for(
     for fd in fds_readable:
         poll.register(fd, select.POLLIN)
     ready = set()
-    for fd, events in poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)):
+    limit_ms = None if timeout_s is None else max(0.0, min(timeout_s, LONGEST_S) * 1000)
+    for fd, events in poll.poll(limit_ms):
         if events & select.POLLNVAL:
             raise OSError(errno.EBADF, f"cannot wait on descriptor {fd}: it is not open")
         ready.add(fd)

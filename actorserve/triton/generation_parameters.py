@@ -137,19 +137,26 @@ def _limit(text: str) -> float:
     return seconds_or_none(text) or 0.0
 
 
-def _object(text: str) -> dict[str, Any]:
+def _options(text: str) -> dict[str, Any]:
+    value = _object(text)
+    if value is None:
+        raise ValueError('a JSON object, like {"chunk_tokens": 64}')
+    return value
+
+
+def _object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError('a JSON object, like {"slots": 8}')
-    return value
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _paths(text: str) -> dict[str, str]:
     value = _object(text)
-    if not all(isinstance(path, str) and path and name for name, path in value.items()):
+    if value is None or not all(
+        isinstance(path, str) and path and name for name, path in value.items()
+    ):
         raise ValueError('a JSON object of names and paths, like {"pirate": "pirate.npz"}')
     return value
 
@@ -175,6 +182,6 @@ PARAMETERS: tuple[ParameterRule, ...] = (
                   "for one iteration of the engine; `none` for no limit"),
     ParameterRule("ADAPTERS", "adapters", _paths,
                   "LoRA adapters: a JSON object of names and paths"),
-    ParameterRule("ENGINE_OPTIONS", "options", _object,
+    ParameterRule("ENGINE_OPTIONS", "options", _options,
                   "further options of the engine: a JSON object"),
 )  # fmt: skip

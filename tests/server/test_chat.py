@@ -138,7 +138,10 @@ def test_errors_through_a_pipe(repository: Path) -> None:
     ("arguments", "reason"),
     [
         ((), "name a model repository, or a running server with --url"),
-        (("REPO", "--url", "http://127.0.0.1:1"), "name a model repository, or a running server"),
+        (
+            ("REPO", "--url", "http://127.0.0.1:1"),
+            "name a model repository or a running server (--url), not both",
+        ),
         (("REPO",), "name a model with --model; REPO has: broken, quick, slow, tinygpt"),
         (("REPO", "--model", "identity"), "no model 'identity' that generates text"),
         (("REPO/none",), "is not a directory"),

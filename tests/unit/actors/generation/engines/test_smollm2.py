@@ -62,10 +62,10 @@ def test_a_package_without_a_file_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     spec = importlib.util.spec_from_file_location(PACKAGE, tmp_path / "__init__.py")
     monkeypatch.setattr(smollm2, "find_spec", lambda name: spec)
     with pytest.raises(Unsupported, match="no GGUF file"):
-        find_weights()
+        find_weights("", "smollm2")
     path = write_llama(tmp_path / "m.gguf")
-    assert find_weights() == path
-    assert find_weights("other.gguf") == "other.gguf"
+    assert find_weights("", "smollm2") == path
+    assert find_weights("other.gguf", "smollm2") == "other.gguf"
 
 
 def test_several_ranks_are_refused(tmp_path: Path) -> None:

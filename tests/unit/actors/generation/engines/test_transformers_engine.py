@@ -240,7 +240,7 @@ def test_the_real_package_answers() -> None:
     has not been run: the tests above ran, against the names and arguments that stand in the
     sources of transformers 5.24 (`cache`) and, from memory, of 4.56 (`past_key_values`).
     """
-    path = Path(find_weights())
+    path = Path(find_weights("", "transformers"))
     options: dict[str, Any] = {"weights": str(path.parent), "loading": {"gguf_file": path.name}}
     engine = Transformers(slots=2, **options)
     engine.start(0, None)
