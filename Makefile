@@ -36,7 +36,7 @@ test: install  # a file's tests stay together, since they share what they have s
 
 check: install
 	$(BIN)/ruff check actorserve actors tests examples benchmarks docs
-	$(BIN)/ruff format --check actorserve actors tests examples benchmarks docs
+	$(BIN)/ruff format --no-cache --check actorserve actors tests examples benchmarks docs
 	$(BIN)/mypy
 
 docs: install

@@ -77,11 +77,8 @@ class Job:
         sampling = self.request.sampling
 
         def rank(sequence: Sequence) -> tuple[bool, float]:
-            length = max(len(sequence.tokens), 1)
-            return (
-                sequence.finish != "error",
-                sequence.cum_logprob / length** sampling.length_penalty,
-            )
+            weight = max(len(sequence.tokens), 1) ** sampling.length_penalty
+            return sequence.finish != "error", sequence.cum_logprob / weight
 
         outputs = []
         for index, sequence in enumerate(sorted(self.sequences, key=rank, reverse=True)):
