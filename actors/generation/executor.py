@@ -33,6 +33,8 @@ from actorserve.errors import (
 from actorserve.runtime.waiting import limit_of
 from actorserve.wire.generation import GenRequest, Submit
 
+_FIELDS = {"timeout", "priority", "user_id", "extra", "prompt"}
+
 
 class GenerationExecutor(ExecutorReading):
     """Run requests on an engine. Every method may be called from any thread and any loop."""
@@ -217,6 +219,12 @@ class GenerationExecutor(ExecutorReading):
                 prompt = self.tokenizer.encode(prompt)
             except UnicodeEncodeError as error:
                 raise InvalidArgument(f"the prompt cannot be written as UTF-8: {error}") from None
+        unknown = sorted(fields.keys() - _FIELDS)
+        if unknown:
+            raise InvalidArgument(
+                f"a request has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}; what "
+                "is about choosing tokens belongs into SamplingParams"
+            )
         return GenerationRequest(prompt, sampling_params, lora_request, streaming, **fields)
 
     def abort(self, ids: Iterable[int]) -> None:
@@ -251,17 +259,21 @@ class GenerationExecutor(ExecutorReading):
 
     def wait_ready(self, timeout: float | None = None) -> EngineInfo:
         """Wait in this thread until the engine has loaded; its error if that fails."""
-        limit_s = self.config.load_timeout_s if timeout is None else timeout
+        limit_s = self._load_limit_s() if timeout is None else timeout
         if not wait_here(self._registry.ready, limit_s):
             raise WaitTimeout(f"the engine has not loaded in {limit_s:g} s")
         return self._ready_info()
 
     async def aready(self, timeout: float | None = None) -> EngineInfo:
         """As `wait_ready`, in an event loop."""
-        limit_s = self.config.load_timeout_s if timeout is None else timeout
+        limit_s = self._load_limit_s() if timeout is None else timeout
         if not await wait_async(self._registry.ready, limit_s):
             raise WaitTimeout(f"the engine has not loaded in {limit_s:g} s")
         return self._ready_info()
+
+    def _load_limit_s(self) -> float | None:
+        """How long to wait for the engine; who judges the loading itself says more, and later."""
+        return self.config.load_timeout_s or None
 
     def _ready_info(self) -> EngineInfo:
         self.check_health()
@@ -351,6 +363,8 @@ def _made(
         raise InvalidArgument(
             f"the model wants {model_world_size} ranks, and the world has {world_size}"
         )
+    if isinstance(engine, (str, EngineSpec)):
+        spec_of(engine).check()
     if not isinstance(engine, (str, EngineSpec)) or config.worker == "thread":
         if model_world_size > 1:
             raise InvalidArgument("an engine in a thread has one rank; more are processes")

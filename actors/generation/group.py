@@ -187,6 +187,8 @@ class RankGroup:
             return ""
         if is_final:
             return "another start would end the same"
+        if not self._history.restart.is_restarted_after(False):
+            return f"its policy is {self._history.restart.kind!r}"
         return self._history.died(monotonic_s(), self._ready_since_s)
 
     async def _revive(self, delay_s: float) -> None:

@@ -29,6 +29,10 @@ JOIN_S = END_S + 5.0
 """How long the thread has after its processes were killed."""
 
 
+_JUDGED_LATER_S = 30.0
+"""The group judges the loading from when its processes are made, and says which rank is late."""
+
+
 class GenerationProxy(GenerationExecutor):
     """See GenerationExecutor. Returns at once; the ranks load meanwhile (`wait_ready`).
 
@@ -92,6 +96,10 @@ class GenerationProxy(GenerationExecutor):
         return None if group is None else group.stats()
 
     # --- GenerationExecutor's transport -----------------------------------------------------------
+
+    def _load_limit_s(self) -> float | None:
+        limit_s = super()._load_limit_s()
+        return None if limit_s is None else limit_s + _JUDGED_LATER_S
 
     def _send(self, message: Sendable) -> None:
         self._bridge.send(message)

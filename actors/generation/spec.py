@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from actorserve.actors.generation.engines.registry import engine_class
 from actorserve.errors import InvalidArgument
 from actorserve.state.restart import Restart
 
+_WORDS = {"mode": ("step", "thread"), "ranks": ("leader", "lockstep")}
 _NEEDED = ("start", "add", "abort", "poll", "close")
 
 
@@ -21,9 +23,26 @@ class EngineSpec(msgspec.Struct, frozen=True):
     name: str
     options: dict[str, Any] = {}
 
+    def check(self) -> None:
+        """Raise InvalidArgument for an unknown engine, or options that it does not have."""
+        try:
+            parameters = inspect.signature(engine_class(self.name)).parameters.values()
+        except (ValueError, TypeError):
+            return  # a class that does not say what it takes; `make` will tell
+        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+            return
+        known = [each.name for each in parameters]
+        for name in self.options:
+            if name not in known:
+                raise InvalidArgument(
+                    f"engine {self.name!r} has no option {name!r}: it has "
+                    + (", ".join(known) or "none")
+                )
+
     def make(self) -> Engine:
         """Return a new engine. Raises InvalidArgument for a wrong name or wrong options."""
         kind = engine_class(self.name)
+        self.check()
         try:
             engine = kind(**self.options)
         except TypeError as error:
@@ -41,7 +60,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     - `max_beam_width`: the widest beam search that requests may ask for.
     - `max_in_flight`: requests at once; one more is refused, or waits with `asubmit`.
     - `worker`: the engine in "process"es of its own, or in a "thread" of this one.
-    - `load_timeout_s`: the time in which every rank must have loaded its engine.
+    - `load_timeout_s`: the time in which every rank must have loaded its engine; 0 is no limit.
     - `hang_timeout_s`: the longest that one iteration may take; 0 is no limit.
     - `drain_timeout_s`: how long a shutdown with drain waits for what is running.
     - `restart`: what happens to a group of processes after its death; None: nothing.
@@ -84,12 +103,18 @@ def spec_of(engine: EngineSpec | str) -> EngineSpec:
 
 
 def checked_engine(engine: object, name: str = "") -> Engine:
-    """Return the engine; raise InvalidArgument for what lacks one of an engine's methods."""
+    """Return the engine; raise InvalidArgument for what lacks a method or word of the protocol."""
     missing = [each for each in _NEEDED if not callable(getattr(engine, each, None))]
     if missing or isinstance(engine, type):
         raise InvalidArgument(
             f"{name or repr(engine)} is no engine: it has no {', '.join(missing) or 'instance'}"
         )
+    for attribute, allowed in _WORDS.items():
+        if getattr(engine, attribute, None) not in allowed:
+            raise InvalidArgument(
+                f"{name or repr(engine)} is no engine: its {attribute} is "
+                f"{getattr(engine, attribute, None)!r}, expected {' or '.join(map(repr, allowed))}"
+            )
     return engine  # type: ignore[return-value]  # as far as can be seen from outside
 
 
