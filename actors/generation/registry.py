@@ -174,8 +174,12 @@ class Registry:
         return feed is not None and self.end(feed, error)
 
     def fail_all(self, error: ActorserveError) -> None:
-        """End everything with an error, and refuse whatever comes later. The first error stays."""
-        if self.error is None:
+        """End everything with an error, and refuse whatever comes later.
+
+        The first error stays, unless a restart was to come after it: whoever waits for that waits
+        on, until it is there or given up.
+        """
+        if self.error is None or _is_passing(self.error):
             self.error = error
         wakes: list[Wake] = []
         feeds = self.feeds
@@ -191,13 +195,17 @@ class Registry:
                 answer.fail(error)
         wake_all(wakes)
         self.room.tell()
-        self.ready.open()
+        if _is_passing(self.error):
+            self.ready.is_open = False
+        else:
+            self.ready.open()
         self.snapshots.end()
 
     def revive(self) -> None:
         """Serve again, after a restart."""
         self.snapshots.is_over = False
         self.error = None
+        self.ready.open()
 
     def sever(self) -> None:
         """In a forked child: nobody will ever answer here."""
@@ -307,3 +315,8 @@ def error_of(output: Output) -> ActorserveError:
     if output.finish == "timeout":
         return WaitTimeout("the request's time was over before it was finished")
     return RequestError(output.error or "the engine ended the request with an error")
+
+
+def _is_passing(error: ActorserveError) -> bool:
+    """Whether a restart comes after it."""
+    return isinstance(error, EngineDeadError) and error.retry_after_s is not None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -71,3 +73,33 @@ def test_a_temporary_group_is_not_restarted() -> None:
         with pytest.raises(EngineDeadError):
             executor.generate([1], SamplingParams(max_tokens=5))
         wait_until(lambda: executor.group_stats().state == "dead")  # type: ignore[attr-defined]
+
+
+def test_whoever_waits_for_a_restart_gets_the_next_engine() -> None:
+    """`wait_ready` does not give the error of the engine that is gone."""
+    config = ExecutorConfig(restart=Restart(first_s=0.3, max_s=1.0))
+    with GenerationExecutor.create("scripted", config) as executor:
+        before = executor.group_stats()  # type: ignore[attr-defined]
+        os.kill(before.ranks[0].pid, signal.SIGKILL)
+        wait_until(lambda: executor.error is not None)
+        with pytest.raises(EngineDeadError):
+            executor.generate([1])
+        executor.wait_ready(20)
+        assert executor.generate([1], SamplingParams(max_tokens=1)).outputs[0].token_ids == [2]
+        assert executor.group_stats().epoch == before.epoch + 1  # type: ignore[attr-defined]
+
+
+def test_a_restart_that_is_given_up_is_the_last_error() -> None:
+    """Whoever waits hears it, and nobody is told to come back."""
+    spec = EngineSpec("scripted", {"fail_at": 1})
+    config = ExecutorConfig(restart=Restart(first_s=0.0, base_s=0.0, max_s=0.0, intensity=(1, 60)))
+    with GenerationExecutor.create(spec, config) as executor:
+        with pytest.raises(EngineDeadError) as first:
+            executor.generate([1])
+        assert first.value.retry_after_s is not None
+        executor.wait_ready(20)
+        with pytest.raises(EngineDeadError):
+            executor.generate([1])
+        with pytest.raises(EngineDeadError) as last:
+            executor.wait_ready(20)
+        assert last.value.retry_after_s is None
