@@ -39,16 +39,11 @@ class Footprint(msgspec.Struct, frozen=True):
         )
 
 
-FDS_PER_GROWTH = 4
-"""What a larger arena may cost in descriptors, all processes of a server together."""
-
-
 class Limits(msgspec.Struct, frozen=True):
     """What counts as flat: bytes of growth per process tree."""
 
     main_bytes: int = 12 * MIB
     below_bytes: int = 12 * MIB
-    arena_bytes: int = 16 * MIB
 
 
 def look(pid: int, stats: dict, without: int = 0) -> Footprint:  # type: ignore[type-arg]  # JSON
@@ -102,18 +97,10 @@ def leftovers(before: Footprint, after: Footprint, limits: Limits) -> list[str]:
     found = []
     for name in ("main_bytes", "below_bytes"):
         more = getattr(after, name) - getattr(before, name)
-        if name == "main_bytes":  # the owner's pages of its arena are judged below
-            more -= max(0, after.arena_bytes - before.arena_bytes)
         if more > getattr(limits, name):
             found.append(f"{name} grew by {more / MIB:.1f} MiB between two rests")
-    # An arena is as large as the busiest moment so far needed, and that may come late: each time it
-    # grew there is a segment more, with a descriptor in the owner and in whoever forwards it.
-    grown_bytes = after.arena_bytes - before.arena_bytes
-    if grown_bytes > limits.arena_bytes:
-        found.append(f"arena_bytes grew by {grown_bytes / MIB:.0f} MiB between two rests")
-    spare = {"fds": FDS_PER_GROWTH * (grown_bytes > 0), "threads": 0}
-    for name, allowed in spare.items():
-        if getattr(after, name) > getattr(before, name) + allowed:
+    for name in ("fds", "threads", "arena_bytes"):
+        if getattr(after, name) > getattr(before, name):
             found.append(f"{getattr(before, name)} {name} became {getattr(after, name)}")
     for name in ("held_blocks", "in_flight"):
         if getattr(after, name):

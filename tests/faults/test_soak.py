@@ -141,17 +141,6 @@ def test_what_stays_as_it_was_is_flat():
     assert leftovers(AT_REST, AT_REST, Limits()) == []
 
 
-def test_an_arena_that_grew_late_is_flat():
-    """The busiest moment may come at any time, and costs a segment with its descriptors."""
-    after = msgspec.structs.replace(
-        AT_REST,
-        arena_bytes=AT_REST.arena_bytes + 8 * MIB,
-        main_bytes=AT_REST.main_bytes + 16 * MIB,
-        fds=AT_REST.fds + 3,
-    )
-    assert leftovers(AT_REST, after, Limits()) == []
-
-
 @pytest.mark.parametrize("name", ["main_bytes", "below_bytes"])
 def test_memory_that_grows_under_load_is_found(name):
     """A megabyte with each look."""

@@ -53,7 +53,7 @@ def test_row_44_sigterm_lets_accepted_work_end(start_server, repository, gate):
     with ThreadPoolExecutor(20) as clients:
         asked = [clients.submit(ask, server, float(n)) for n in range(20)]
         wait_until(lambda: begun.stat().st_size >= 2)
-        wait_until_connected(server, 20)
+        wait_until_accepted(server, 20)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.call("GET", "/v2/health/ready")[0] == 503)
         assert server.call("GET", "/v2/health/live")[0] == 200
@@ -66,15 +66,15 @@ def test_row_44_sigterm_lets_accepted_work_end(start_server, repository, gate):
     assert server.wait(10) == 0
 
 
-def wait_until_connected(server: Any, count: int) -> None:
-    """Wait until the server has that many connections, and has read what they sent."""
-    local = f"{server.port:04X}"
+def wait_until_accepted(server: Any, count: int) -> None:
+    """Wait until the server has so many requests in its queues and in flight."""
 
     def has_all() -> bool:
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        fields = [line.split() for line in lines]
-        mine = [each for each in fields if each[1].endswith(f":{local}") and each[3] == "01"]
-        return len(mine) >= count and all(each[4].endswith(":00000000") for each in mine)
+        _, status = server.call("GET", "/v2/actorserve/status")
+        schedulers = [
+            version["scheduler"] for model in status["models"] for version in model["versions"]
+        ]
+        return sum(each["queued"] + each["in_flight"] for each in schedulers) >= count
 
     wait_until(has_all)
 
@@ -87,7 +87,7 @@ def test_row_44_work_that_outlasts_the_grace_time_gets_an_error(start_server, re
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(ask, server, float(n)) for n in range(8)]
         wait_until(lambda: begun.stat().st_size)
-        wait_until_connected(server, 8)
+        wait_until_accepted(server, 8)
         server.process.send_signal(signal.SIGTERM)
         for each in asked:
             status, text = each.result(10)
@@ -160,7 +160,7 @@ class TritonPythonModel:
         pids.append(server.process.pid)
     with ThreadPoolExecutor(1) as clients:
         asked = clients.submit(ask, server, 3.0)
-        wait_until_connected(server, 1)
+        wait_until_accepted(server, 1)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         select.select([], [], [], 3.5)

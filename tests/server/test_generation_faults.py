@@ -212,7 +212,7 @@ def test_the_death_of_a_rank_is_that_of_its_engine(repository: Path) -> None:
         with pytest.raises(Unavailable, match=f"rank 1 .*{ranks[1].pid}.* is dead: .*SIGKILL"):
             list(responses)
         assert text_of(list(server.stream("two", ask("abc", max_tokens=2)))) == "de"
-        assert not any(each.is_running() for each in ranks)
+        wait_until(lambda: not any(each.is_running() for each in ranks), 5)
 
         second = stub_of("two_0").pid
         assert second != stub
