@@ -22,6 +22,9 @@ from actorserve.triton.inference import InferRequest, InferResponse
 from benchmarks.history import History
 
 SIZES = (1, 5_000, 262_144)
+MOST_CALLS = 8
+MOST_STREAMS = 32
+MOST_RESPONSES = 300
 TIMEOUT_S = 120.0
 LETTERLESS = "1 2 3"
 
@@ -92,6 +95,16 @@ class Door:
         """Do one thing."""
         await self._chance.choice(self._acts)()
 
+    async def peak(self, clients: int) -> None:
+        """Do the largest of everything, each by this many at once."""
+        for act in (
+            lambda: self._identity(SIZES[-1]),
+            lambda: self._call(MOST_CALLS),
+            lambda: self._fan(MOST_STREAMS),
+            lambda: self._read(MOST_RESPONSES, MOST_RESPONSES),
+        ):
+            await asyncio.gather(*[act() for _ in range(clients)])
+
     def _check(self, is_right: object, what: str) -> None:
         if not is_right:
             self._history.wrong(what)
@@ -99,28 +112,28 @@ class Door:
     async def _infer(self, model: str, **inputs: Any) -> Any:
         return await self._server.infer(model, inputs, timeout_s=TIMEOUT_S)
 
-    async def _identity(self) -> None:
-        x = np.full(self._chance.choice(SIZES), self._chance.random(), np.float32)
+    async def _identity(self, size: int | None = None) -> None:
+        x = np.full(size or self._chance.choice(SIZES), self._chance.random(), np.float32)
         outputs = await self._infer("identity", INPUT0=x)
         self._check(np.array_equal(outputs["OUTPUT0"], x), "identity answered something else")
 
-    async def _call(self) -> None:
-        count = self._chance.randrange(9)
+    async def _call(self, count: int | None = None) -> None:
+        count = self._chance.randint(0, MOST_CALLS) if count is None else count
         model = self._chance.choice(("caller", "caller_async"))
         outputs = await self._infer(model, N=np.array([count], np.int32))
         self._check(outputs["OUT"][0] == sum(range(count)), f"{model} answered {outputs}")
 
-    async def _fan(self) -> None:
-        streams = self._chance.randrange(33)
+    async def _fan(self, streams: int | None = None) -> None:
+        streams = self._chance.randint(0, MOST_STREAMS) if streams is None else streams
         outputs = await self._infer("orchestrator", STREAMS=[streams], LENGTH=[3])
         self._check(outputs["COMPLETE"][0] == streams, f"{streams} streams ended as {outputs}")
 
     async def _listen(self) -> None:
-        count = self._chance.randrange(300)
+        count = self._chance.randint(0, MOST_RESPONSES)
         await self._read(count, count)
 
     async def _leave_a_stream(self) -> None:
-        count = self._chance.randrange(2, 300)
+        count = self._chance.randint(2, MOST_RESPONSES)
         await self._read(count, self._chance.randrange(1, count))
 
     async def _read(self, count: int, most: int) -> None:
@@ -166,9 +179,18 @@ class Http:
 
     async def act(self) -> None:
         """Send one request, and wait for its answer, or do not."""
-        model, inputs, expected = self._chance.choice(
-            (self._identity, self._caller, self._fan, self._error, self._patient)
-        )()
+        await self._ask(
+            *self._chance.choice(
+                (self._identity, self._caller, self._fan, self._error, self._patient)
+            )()
+        )
+
+    async def peak(self) -> None:
+        """Send the largest of each."""
+        await self._ask(*self._caller(MOST_CALLS))
+        await self._ask(*self._fan(MOST_STREAMS))
+
+    async def _ask(self, model: str, inputs: Any, expected: Any) -> None:
         tensors = [
             {"name": name, "datatype": kind, "shape": [len(data)], "data": data}
             for name, (kind, data) in inputs.items()
@@ -215,13 +237,13 @@ class Http:
         data = [float(self._chance.randrange(1000)) for _ in range(4)]
         return "identity", {"INPUT0": ("FP32", data)}, (200, {"OUTPUT0": data})
 
-    def _caller(self) -> Any:
-        count = self._chance.randrange(9)
+    def _caller(self, count: int | None = None) -> Any:
+        count = self._chance.randint(0, MOST_CALLS) if count is None else count
         model = self._chance.choice(("caller", "caller_async"))
         return model, {"N": ("INT32", [count])}, (200, {"OUT": [float(sum(range(count)))]})
 
-    def _fan(self) -> Any:
-        streams = self._chance.randrange(33)
+    def _fan(self, streams: int | None = None) -> Any:
+        streams = self._chance.randint(0, MOST_STREAMS) if streams is None else streams
         inputs = {"STREAMS": ("INT64", [streams]), "LENGTH": ("INT64", [3])}
         answer = {"COMPLETE": [streams], "INCOMPLETE": [0], "ERRORS": [0]}
         return "orchestrator", inputs, (200, answer)
