@@ -16,6 +16,7 @@ from pathlib import Path
 from actorserve.config import default_crash_dir
 
 KEEP = 50
+_OWN_NAME = re.compile(r"\d{8}T\d{6}-[\w.-]+-\d+\.txt")  # nothing else is ever removed
 _log = logging.getLogger("actorserve")
 
 
@@ -41,6 +42,7 @@ class CrashStore:
         return path
 
     def _remove_old(self) -> None:
-        files = sorted(self.directory.glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
+        own = [path for path in self.directory.iterdir() if _OWN_NAME.fullmatch(path.name)]
+        files = sorted(own, key=lambda path: path.stat().st_mtime_ns)
         for path in files[:-KEEP]:
             path.unlink(missing_ok=True)

@@ -19,10 +19,13 @@ import numpy.typing as npt
 
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import ResponseFactory
-from actorserve.errors import DeadlineExceeded
+from actorserve.errors import DeadlineExceeded, InvalidArgument
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.triton.arrays import array_of, tensor_of
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
+
+LONGEST_S = 1e9
+"""The longest limit of a request: some 30 years."""
 
 COPY_ON_LOOP_BYTES = 1 << 20
 
@@ -63,6 +66,7 @@ class Embedding(ABC):
         Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
         DeadlineExceeded after `timeout_s`.
         """
+        timeout_us = _microseconds(timeout_s)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -71,7 +75,7 @@ class Embedding(ABC):
             list(outputs),
             dict(parameters) if parameters else {},
             priority=priority,
-            timeout_us=_microseconds(timeout_s),
+            timeout_us=timeout_us,
         )
         loop = self._node.loop
         answer: asyncio.Future[InferResponse] = loop.create_future()
@@ -119,6 +123,7 @@ class Embedding(ABC):
         Arguments and errors are those of `infer`; `timeout_s` is for the whole of it. Leaving the
         loop early cancels the request.
         """
+        timeout_us = _microseconds(timeout_s)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -127,7 +132,7 @@ class Embedding(ABC):
             list(outputs),
             dict(parameters) if parameters else {},
             priority=priority,
-            timeout_us=_microseconds(timeout_s),
+            timeout_us=timeout_us,
             takes_stream=True,
         )
         loop = self._node.loop
@@ -178,19 +183,29 @@ class Embedding(ABC):
             await node.exchange.grow(body.nbytes, node.executor)
             slab = node.exchange.allocate(body.nbytes)
         target = np.frombuffer(slab.buffer, np.uint8)
+        if body.nbytes < COPY_ON_LOOP_BYTES:
+            np.copyto(target, body)
+            return slab
+        copying = node.loop.run_in_executor(node.executor, np.copyto, target, body)
         try:
-            if body.nbytes < COPY_ON_LOOP_BYTES:
-                np.copyto(target, body)
-            else:
-                await node.loop.run_in_executor(node.executor, np.copyto, target, body)
+            await asyncio.shield(copying)
         except BaseException:
-            slab.release()
+            # A thread that copies cannot be stopped: the block is its own until it has done.
+            copying.add_done_callback(lambda _: slab.release())
             raise
         return slab
 
 
 def _microseconds(timeout_s: float | None) -> int:
-    return 0 if timeout_s is None else int(timeout_s * 1e6)
+    """Return a limit for the wire; 0 is none. Raises InvalidArgument for what is no limit."""
+    if timeout_s is None:
+        return 0
+    if not 0 < timeout_s <= LONGEST_S:
+        raise InvalidArgument(
+            f"timeout_s is {timeout_s:g}, expected seconds, more than 0 and at most "
+            f"{LONGEST_S:.0f}, or None for no limit"
+        )
+    return max(1, int(timeout_s * 1e6))
 
 
 def _expire_in(

@@ -10,11 +10,11 @@ again when it has changed (process/environment_store.py).
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 
+from actorserve.actors.disk import on_disk
 from actorserve.errors import BootError, ConfigError
 from actorserve.runtime.child import Spawner, SpawnSpec, UnpackedFolder, is_archive
 
@@ -39,8 +39,7 @@ async def prepare_environment(spawner: Spawner, path: str) -> ExecutionEnvironme
     Raises ConfigError for a path that holds none, BootError for an archive that cannot be
     unpacked; both name the path.
     """
-    loop = asyncio.get_running_loop()
-    place = await loop.run_in_executor(None, check_environment, path)
+    place = await on_disk(lambda: check_environment(path))
     if place is None or place.is_dir():
         return ExecutionEnvironment(None if place is None else str(place / "bin" / "python"))
     try:

@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from actorserve.actors.call_desk import CallDesk
+from actorserve.actors.disk import on_disk
 from actorserve.actors.in_flight import Lost
 from actorserve.actors.incarnation import Incarnation, InstancePlan
 from actorserve.actors.machine import resident_bytes
@@ -355,6 +356,12 @@ class Instance:
         self._owner.has_room()
         self._tell_idle()
 
+    async def _keep_last_words(self, pid: int, reason: str, lines: list[str]) -> None:
+        crashes = self._node.crashes
+        kept = await on_disk(lambda: crashes.write(self.name, pid, reason, lines))
+        if kept is not None:
+            _log.info("%s: %s; its last output is kept in %s", self.name, reason, kept)
+
     def ended(self, incarnation: Incarnation, reason: str, lost: Lost) -> None:
         """Take the end of a process: keep its last words, tell the machine, queue again."""
         self._current = None
@@ -362,9 +369,7 @@ class Instance:
         if self.state is not life.State.STOPPING and incarnation.lines:
             assert incarnation.child is not None
             pid, lines = incarnation.child.pid, list(incarnation.lines)
-            kept = self._node.crashes.write(self.name, pid, reason, lines)
-            if kept is not None:
-                _log.info("%s: %s; its last output is kept in %s", self.name, reason, kept)
+            self._node.run(self._keep_last_words(pid, reason, lines))
         self.feed(life.Exited(incarnation.number, monotonic_s(), reason))
         if lost.untouched:
             self._owner.requeue(lost.untouched)

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from actorserve.actors.auto_complete import StubDied, ask_model
+from actorserve.actors.disk import on_disk
 from actorserve.actors.execution_environment import (
     ExecutionEnvironment,
     check_environment,
@@ -97,7 +98,7 @@ class _Draft(msgspec.Struct):
 
 async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
     """Plan a load. Raises ConfigError or BootError with the reason for people."""
-    draft = _draft(source, node.settings)
+    draft = await on_disk(lambda: _draft(source, node.settings))
     environment = await prepare_environment(node.spawner, draft.environment_path)
     if node.settings.auto_complete_config and not draft.has_engine:
         try:

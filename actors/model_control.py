@@ -139,6 +139,8 @@ class ModelControl:
             if job.cut is not None:
                 raise job.cut from None
             if job.waiting == 1 and not task.done():
+                if self._joinable.get(job.name) is job:
+                    del self._joinable[job.name]  # nobody may join what is about to end
                 task.cancel()
                 await asyncio.wait([task])
             raise

@@ -141,12 +141,13 @@ class Overview(ABC):
     def is_ready(self) -> bool:
         """Whether every model that should serve does so with all its instances.
 
-        The models' own `is_ready` are not asked; see check_ready.
+        Without strict readiness: whether the first loads are over, however they ended. The models'
+        own `is_ready` are not asked; see check_ready.
         """
         if self._is_stopping or self._node_or_none is None:
             return False
         if not self.settings.strict_readiness:
-            return True
+            return self._is_loaded
         models = self._models.values()
         return self._is_loaded and all(m.is_ready for m in models if m.should_serve)
 

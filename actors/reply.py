@@ -143,10 +143,11 @@ class Reply:
         if sending is None:
             return True
         with sending.lock:
-            if sending.is_over:
-                return False
-            sending.is_over = sending.is_closed = sending.is_done = True
-            return True
+            was_over = sending.is_over
+            if not was_over:
+                sending.is_over = sending.is_closed = sending.is_done = True
+        sending.catch_up()
+        return not was_over
 
     def fail(self, text: str) -> bool:
         """End it with an error, unless it has an end; True where the batch has to bring that."""
@@ -155,9 +156,11 @@ class Reply:
         if sending is None:
             return True
         with sending.lock:
-            if sending.is_over:
-                return False
+            was_over = sending.is_over
             sending.is_over = sending.is_closed = True
+        if was_over:
+            sending.catch_up()
+            return False
         sending.end(error_response(self.wire.id, text))
         return False
 

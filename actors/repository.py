@@ -61,7 +61,13 @@ def check_model_name(name: str) -> None:
     """Raise InvalidArgument for a name that must not become a path."""
     if not name:
         raise InvalidArgument("model name must not be empty")
-    if len(name.encode("utf-8", "surrogateescape")) > NAME_MAX_BYTES:
+    try:
+        nbytes = len(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"model name {name!r} is no text: it holds half a character"
+        ) from None
+    if nbytes > NAME_MAX_BYTES:
         raise InvalidArgument(f"model name is longer than {NAME_MAX_BYTES} bytes")
     bad = _BAD_IN_NAME.search(name)
     if bad is not None:
@@ -104,7 +110,7 @@ class Repository:
             except OSError:
                 continue
             for child in children:
-                if child.name.startswith(".") or not child.is_dir():
+                if child.name.startswith(".") or not _is_folder(child):
                     continue
                 found[child.name] = _entry(child, found.get(child.name))
         return dict(sorted(found.items()))
@@ -151,6 +157,14 @@ class Repository:
             return ModelSource(entry, config, versions, stamps(entry.path))
         except OSError as error:
             raise ConfigError(f"cannot read '{entry.path}': {error.strerror}") from None
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a model may lie there; what cannot be looked at is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _entry(path: Path, earlier: ModelEntry | None) -> ModelEntry:

@@ -113,10 +113,16 @@ class Sending:
     def when_drained(self, on_drained: Callable[[], None]) -> bool:
         """Have it called when nothing is kept any more, by whoever sends the last; else False."""
         with self.lock:
-            if not self._kept:
-                return False
-            self._on_drained.append(on_drained)
-            return True
+            is_kept = bool(self._kept)
+            if is_kept:
+                self._on_drained.append(on_drained)
+        self.catch_up()
+        return is_kept
+
+    def catch_up(self) -> None:
+        """Look if credit came while the lock was held: whoever brought it did not wait."""
+        if self._has_news:
+            self.look()
 
     def granted(self) -> None:
         """Hear that there is more credit. Control thread; never waits."""

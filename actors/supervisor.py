@@ -27,6 +27,7 @@ from actorserve.actors.instance import Instance
 from actorserve.actors.metrics_settings import parse_metrics_config
 from actorserve.actors.model import Model
 from actorserve.actors.model_control import ModelControl
+from actorserve.actors.model_version import ModelVersion
 from actorserve.actors.node import Node
 from actorserve.actors.overview import Overview, SupervisorStats
 from actorserve.actors.repository import Repository
@@ -84,7 +85,9 @@ class Supervisor(Embedding, Overview):
         self._watch_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._is_loaded = False
+        self._is_loading = False
         self._is_opening = False
+        self._is_stop_wanted = False
         self._used_bytes: list[int] = []
         self._hurried = asyncio.Event()
         self._control_or_none: ModelControl | None = None
@@ -135,6 +138,10 @@ class Supervisor(Embedding, Overview):
             await self._open()
         finally:
             self._is_opening = False
+            is_unwanted, self._is_stop_wanted = self._is_stop_wanted, False
+        if is_unwanted:
+            await self.stop(grace_s=0)
+            raise Unavailable("the server was stopped before it had started")
 
     async def _open(self) -> None:
         self._repository.check()
@@ -162,6 +169,13 @@ class Supervisor(Embedding, Overview):
 
     async def load_models(self) -> None:
         """Load what the settings name, several at a time, and begin to poll where they say so."""
+        self._is_loading = True
+        try:
+            await self._load_models()
+        finally:
+            self._is_loading = False
+
+    async def _load_models(self) -> None:
         control = self.control
         poll: RepositoryPoll | None = None
         if self.settings.model_control_mode == "poll":
@@ -189,6 +203,7 @@ class Supervisor(Embedding, Overview):
         """
         node = self._node_or_none
         if node is None:
+            self._is_stop_wanted = self._is_opening  # `open` looks for it at its end
             return
         self.begin_stop()
         if self._control_or_none is not None:
@@ -347,13 +362,22 @@ class Supervisor(Embedding, Overview):
         try:
             if self._is_stopping:
                 raise Unavailable("the server is exiting and takes no new requests", 1.0)
-            version = self._version(request.model_name, request.model_version)
+            version = self._serving(request.model_name, request.model_version)
             return version.submit(request, on_response)
         except ActorserveError:
             for tensor in request.inputs:
                 if isinstance(tensor.data, ArenaSlab):
                     tensor.data.release()
             raise
+
+    def _serving(self, name: str, version: str) -> ModelVersion:
+        """Return the version that serves a request; one that may come yet is Unavailable."""
+        try:
+            return self._version(name, version)
+        except NotFound:
+            if not self._is_loading:
+                raise
+        raise Unavailable(f"model '{name}' is not ready: the server is loading its models", 1.0)
 
     def allocate(self, nbytes: int) -> Slab | None:
         """Return shared memory for a tensor body, or None where `grow` has to be awaited."""

@@ -12,8 +12,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -50,6 +60,7 @@ class SyncSupervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._waits: set[concurrent.futures.Future[Any]] = set()
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -74,7 +85,10 @@ class SyncSupervisor:
                 raise Unavailable("the server is running already")
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
-                target=self._run, args=(self._loop,), name="actorserve-supervisor", daemon=True
+                target=self._run,
+                args=(self._loop, self._waits),
+                name="actorserve-supervisor",
+                daemon=True,
             )
             self._thread.start()
             atexit.register(self.stop)
@@ -106,7 +120,7 @@ class SyncSupervisor:
         atexit.unregister(self.stop)
 
     @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
+    def _run(loop: asyncio.AbstractEventLoop, waits: set[concurrent.futures.Future[Any]]) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
@@ -118,6 +132,8 @@ class SyncSupervisor:
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
+            for future in list(waits):  # came too late for the loop's last turn
+                future.cancel()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and wait for it; an interrupted wait cancels it."""
@@ -125,10 +141,20 @@ class SyncSupervisor:
         if loop is None:
             work.close()
             raise Unavailable("the server is not running")
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:  # it was stopped, and the loop closed, since the look above
+            work.close()
+            raise Unavailable("the server was stopped") from None
+        self._waits.add(future)
+        future.add_done_callback(self._waits.discard)
+        if loop.is_closed():  # nobody runs it any more, nor cancels it
+            future.cancel()
         try:
             return future.result()
         except concurrent.futures.CancelledError:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
             raise Unavailable("the server was stopped") from None
         except BaseException:
             future.cancel()
@@ -192,7 +218,16 @@ class SyncSupervisor:
                     return
                 yield response
         finally:
-            self._wait(responses.aclose())
+            self._end(responses)
+
+    def _end(self, responses: AsyncGenerator[Outputs, None]) -> None:
+        """Close a stream. In the loop's own thread, where a collector may be, nothing waits."""
+        loop = self._loop
+        if threading.current_thread() is not self._thread or loop is None:
+            self._wait(_close(responses))
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all streams with it
+            asyncio.run_coroutine_threadsafe(_close(responses), loop)
 
     # --- models ----------------------------------------------------------------------------------
 
@@ -246,6 +281,13 @@ class SyncSupervisor:
 
 async def _on_loop(look: Callable[[], T]) -> T:
     return look()
+
+
+async def _close(responses: AsyncGenerator[Outputs, None]) -> None:
+    """Close a stream, after a step of it that was cancelled and has not ended yet."""
+    while responses.ag_running:  # type: ignore[attr-defined]  # typeshed leaves it out
+        await asyncio.sleep(0)
+    await responses.aclose()
 
 
 async def _next(step: Callable[[], Awaitable[Outputs]]) -> Outputs | None:

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, kind: str, given: str, known: Sequence[str]) -> NoReturn:
         """End because of a word that is not known, and say which one may be meant."""
-        near = difflib.get_close_matches(given.partition("=")[0], known, 1)
+        near = difflib.get_close_matches(given.partition("=")[0], known, 1, 0.75)
         self.error(f"unknown {kind}: {given}" + (f"; did you mean {near[0]}?" if near else ""))
 
     def flags(self) -> list[str]:

@@ -10,7 +10,7 @@
     GET /metrics                              metrics for Prometheus
     POST /v2/repository/…                     index, load, unload (http_repository.py)
     GET, POST /v2/logging                     what is logged, and how (http_logging.py)
-    GET /v2/actorserve/status                 where models and stubs stand (see `may_administer`)
+    GET /v2/actorserve/status                 where models and stubs stand (see http_access.py)
     GET /v1/models, /v1/models/M              models for OpenAI's clients (openai_models.py)
 
 Inferences never come here, except with another method than POST. The port for metrics has a front
@@ -19,8 +19,6 @@ that serves nothing else.
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -29,6 +27,7 @@ import msgspec
 from actorserve import __version__
 from actorserve.errors import ActorserveError, InvalidArgument, PermissionDenied
 from actorserve.frontend import openai_models
+from actorserve.frontend.http_access import may_administer
 from actorserve.frontend.http_exchange import unexpected
 from actorserve.frontend.http_front import HttpFront
 from actorserve.frontend.http_logging import LOGGING_PATH, change_log, show_log
@@ -309,30 +308,7 @@ def _error(error: ActorserveError) -> Reply:
 def _check_administers(scope: Scope, front: HttpFront) -> None:
     if not may_administer(scope, front.settings.admin_token):
         raise PermissionDenied(
-            "this is for the server's operator: ask from the server's own machine, or "
-            "with the bearer token of --admin-token-file"
+            "this is for the server's operator: ask from the server's own machine, as localhost "
+            "or by its address and from no web page, or with the bearer token of "
+            "--admin-token-file"
         )
-
-
-def may_administer(scope: Scope, token: str = "") -> bool:
-    """Whether this peer may use what administers the server (loading models runs their code).
-
-    A bearer token decides where one is set and sent. Else the peer has to be on this machine: on
-    a loopback address or a Unix socket, and not a proxy that speaks for somebody else.
-    """
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
-    if token and scheme.lower() == b"bearer":
-        return hmac.compare_digest(credentials.strip(), token.encode())
-    if b"forwarded" in headers or b"x-forwarded-for" in headers:
-        return False
-    client = scope.get("client")
-    if client is None:
-        server = scope.get("server")
-        return server is not None and server[1] is None  # a Unix socket has no port
-    try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)

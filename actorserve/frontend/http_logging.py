@@ -6,7 +6,7 @@
     POST /v2/logging     any of them but "log_file"; answers as GET
 
 A change takes effect with the next line, and only if all of it is right. Who may ask is decided
-before (`http_app.may_administer`).
+before (`http_access.may_administer`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     POST /v2/repository/models/M/unload              {"parameters": {"unload_dependents": bool}}?
 
 Nothing of HTTP's own is known here: a path and a body come in, a body or an error goes out. Who
-may ask is decided before (`http_app.may_administer`).
+may ask is decided before (`http_access.may_administer`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def read_token(name: str) -> str:
     try:
         token = Path(name).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--admin-token-file '{name}': {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--admin-token-file '{name}': {reason}") from None
     if not token:
         raise ConfigError(f"--admin-token-file '{name}' is empty")
     return token

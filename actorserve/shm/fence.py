@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory ordering between processes, in Python.
 
-A fence is `release()` and then `acquire(False)` of a semaphore that nobody else has. glibc's
-release is a compare-and-swap with release order, its acquire one with acquire order. On x86-64
-each is a full barrier by itself; on ARMv8 everything before the pair is ordered before everything
-after it, a store before a load included, because of this order of the two: `with lock: pass`,
-acquire first, is weaker than even a store-store barrier there.
+A fence is `release()` and then `acquire(False)` of a lock that nobody else has. On Linux that lock
+is a semaphore without a name, or one byte: its release is a read-modify-write with release order at
+least, its acquire one with acquire order. On x86-64 each is a full barrier by itself; on ARMv8
+everything before the pair is ordered before everything after it, a store before a load included,
+because of this order of the two: `with lock: pass`, acquire first, is weaker than even a
+store-store barrier there. A lock has no name that a killed process could leave in /dev/shm, as
+those of multiprocessing have for a moment.
 
 Two kinds of places need one:
 
@@ -18,7 +20,6 @@ Two kinds of places need one:
 
 from __future__ import annotations
 
-import multiprocessing
 import platform
 import threading
 from collections.abc import Callable
@@ -30,20 +31,9 @@ WEAKLY_ORDERED = platform.machine().lower() not in ("x86_64", "amd64", "i386", "
 def new_fence() -> tuple[Callable[[], object], Callable[[bool], object]]:
     """Return the two halves of a fence, to be called as `release()` and then `acquire(False)`.
 
-    About 50 ns for the pair. Each end of a lane needs one of its own: in a shared one `acquire`
-    may find the count taken by another thread, and a failed acquire orders nothing. A signal that
-    lands between the two leaves a count too many, which is harmless.
+    About 100 ns for the pair. Each end of a lane needs one of its own: in a shared one `acquire`
+    may find the lock taken by another thread, and a failed acquire orders nothing.
     """
-    try:
-        # The fork context unlinks the semaphore's name at once and registers it with no tracker.
-        semaphore = multiprocessing.get_context("fork").Semaphore(0)
-    except (ImportError, OSError, ValueError):
-        return _lock_fence()
-    return semaphore.release, semaphore.acquire
-
-
-def _lock_fence() -> tuple[Callable[[], object], Callable[[bool], object]]:
-    """Return the same from a plain lock, for hosts where no semaphore can be made."""
     lock = threading.Lock()
     lock.acquire()
 

@@ -7,13 +7,14 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from actorserve import Supervisor, SyncSupervisor
 from actorserve.config import Settings
-from actorserve.errors import NotFound, Unavailable
+from actorserve.errors import InvalidArgument, NotFound, Unavailable
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "repository"
 ONLY_ADD_SUB = Settings(model_control_mode="explicit", load_model=("add_sub",))
@@ -112,3 +113,81 @@ def test_uvloop_runs_it_too():
             assert np.array_equal(outputs["OUTPUT1"], 0 * X)
 
     uvloop.run(main())
+
+
+def test_a_copy_that_was_given_up_keeps_its_block_to_itself(monkeypatch):
+    """The thread still writes; the next request must not get that memory before it is done."""
+    is_begun, may_end = threading.Event(), threading.Event()
+    copy = np.copyto
+
+    def slow(target: np.ndarray, source: np.ndarray) -> None:
+        is_begun.set()
+        assert may_end.wait(20)
+        copy(target, source)
+
+    async def main() -> None:
+        async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+            large = np.full(1 << 20, 7, np.float32)
+            monkeypatch.setattr("actorserve.actors.embedding.np.copyto", slow)
+            task = asyncio.ensure_future(server.infer("add_sub", {"INPUT0": large}))
+            await asyncio.to_thread(is_begun.wait, 20)
+            task.cancel()
+            await asyncio.wait([task])
+            other = server.allocate(large.nbytes)
+            if other is None:
+                await server.grow(large.nbytes)
+                other = server.allocate(large.nbytes)
+            other.buffer[:] = bytes(large.nbytes)
+            may_end.set()
+            while server.stats().exchange.held_blocks > 1:
+                await asyncio.to_thread(lambda: None)
+            assert not np.frombuffer(other.buffer, np.uint8).any()
+            other.release()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
+def test_a_limit_that_is_none_is_refused_and_keeps_nothing(timeout_s):
+    """Before any memory is taken for the inputs."""
+
+    async def main() -> None:
+        async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+            x = np.zeros(100_000, np.float32)
+            with pytest.raises(InvalidArgument, match="timeout_s is"):
+                await server.infer("add_sub", {"INPUT0": x, "INPUT1": x}, timeout_s=timeout_s)
+            with pytest.raises(InvalidArgument, match="timeout_s is"):
+                await server.stream("add_sub", {"INPUT0": x}, timeout_s=timeout_s).__anext__()
+            assert server.stats().exchange.held_blocks == 0
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_the_collector_ends_in_the_loop_s_thread_blocks_nothing():
+    """A generator in a cycle is closed wherever the collector happens to run."""
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+        stream = server.stream("add_sub", INPUTS)
+        next(stream)
+        asyncio.run_coroutine_threadsafe(_closed(stream), server._loop).result(20)
+        assert np.array_equal(server.infer("add_sub", INPUTS)["OUTPUT0"], 2 * X)
+
+
+async def _closed(stream: Any) -> None:
+    stream.close()
+
+
+def test_a_server_that_is_stopped_while_it_opens_does_not_serve():
+    """Nobody would stop it afterwards."""
+
+    async def main() -> None:
+        server = Supervisor(EXAMPLES, ONLY_ADD_SUB)
+        starting = asyncio.ensure_future(server.start())
+        await asyncio.sleep(0)
+        await server.stop()
+        with pytest.raises(Unavailable, match="stopped before it had started"):
+            await starting
+        assert not server.is_live()
+        async with server:
+            assert server.is_ready()
+
+    asyncio.run(main())

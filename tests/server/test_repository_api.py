@@ -135,7 +135,7 @@ def test_bodies_are_bounded(start_server, repository):
     assert server.request("POST", "/v2/repository/models/a/load", body).status == 413
     with socket.create_connection((server.host, server.port)) as connection:
         connection.sendall(
-            b"POST /v2/repository/models/a/load HTTP/1.1\r\nhost: x\r\n"
+            b"POST /v2/repository/models/a/load HTTP/1.1\r\nhost: localhost\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
         reply = b""
@@ -177,6 +177,24 @@ def test_others_need_the_token(start_server, repository, tmp_path):
         assert server.call("POST", f"/v2/repository/{path}", None, wrong)[0] == 403
         right = {**forwarded, "Authorization": "Bearer secret"}
         assert server.call("POST", f"/v2/repository/{path}", None, right)[0] == 200
+
+
+def test_a_web_page_is_no_operator(start_server, repository):
+    """A page that is open on the server's machine must not have files of its own executed."""
+    write_model(repository, "a")
+    server = start_server(repository, *EXPLICIT)
+    code = base64.b64encode(b"raise SystemExit").decode()
+    evil = json.dumps({"parameters": {"config": "{}", "file:1/model.py": code}}).encode()
+    pages = (
+        {"Origin": "http://evil.example", "Content-Type": "text/plain"},
+        {"Host": f"evil.example:{server.port}"},
+        {"Sec-Fetch-Site": "cross-site"},
+    )
+    for headers in pages:
+        status, _ = server.call("POST", "/v2/repository/models/x/load", evil, headers)
+        assert status == 403
+        assert server.call("GET", "/v2/actorserve/status", None, headers)[0] == 403
+    assert set(index(server)) == {"a"}
 
 
 def test_a_load_that_fails_says_why(start_server, repository):

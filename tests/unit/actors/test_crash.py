@@ -32,18 +32,21 @@ def test_an_instance_s_name_never_leads_out(tmp_path):
 
 def test_only_the_newest_are_kept(tmp_path):
     """The oldest go first; other files there are not touched."""
-    (tmp_path / "notes.md").write_text("mine")
+    others = ["notes.md", *[f"note-{number}.txt" for number in range(KEEP)]]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+        os.utime(tmp_path / name, (0, 0))
     store = CrashStore(str(tmp_path))
     for number in range(KEEP + 7):
         path = store.write(f"i_{number}", number, "end", ["x"])
         assert path is not None
         os.utime(path, (number, number))
     store.write("last", 0, "end", ["x"])
-    kept = {path.name.rsplit("-", 2)[1] for path in tmp_path.glob("*.txt")}
+    kept = {path.name.rsplit("-", 2)[1] for path in tmp_path.glob("????????T*.txt")}
     assert len(kept) == KEEP
     assert "last" in kept
     assert "i_0" not in kept
-    assert (tmp_path / "notes.md").exists()
+    assert all((tmp_path / name).exists() for name in others)
 
 
 def test_a_place_that_takes_nothing_is_only_logged(tmp_path, caplog):

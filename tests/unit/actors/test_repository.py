@@ -224,3 +224,24 @@ def test_a_model_that_goes_while_it_is_read_is_an_error(tmp_path):
     folder.rmdir()
     with pytest.raises(ConfigError, match="cannot read"):
         repository.read(entry)
+
+
+def test_what_cannot_be_looked_at_is_no_model(tmp_path, monkeypatch):
+    """A link into a closed folder does not take the other models along."""
+    add(tmp_path, "good", "1")
+    (tmp_path / "closed").mkdir()
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert set(Repository([tmp_path]).scan()) == {"good"}
+
+
+def test_half_a_character_is_no_name():
+    """Not an error of the codec."""
+    with pytest.raises(InvalidArgument, match="half a character"):
+        check_model_name("a\ud800")

@@ -241,3 +241,44 @@ def test_a_garbage_collection_within_a_sending_finalizes_another(world):
     world.replies.reap()
     assert world.values[:2] == [5, [""]]
     assert "was dropped" in world.values[2][0]
+
+
+class _GrantedInside:
+    """A sender's lock, as if credit came each time that it has just been taken."""
+
+    def __init__(self, lock: Any, grant: Callable[[], None]) -> None:
+        self._lock = lock
+        self._grant = grant
+        self._is_owned = lock._is_owned
+        self.acquire = lock.acquire
+        self.release = lock.release
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        InThread(self._grant).finish()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("who", ["when_drained", "answered", "fail"])
+def test_credit_that_finds_the_lock_held_is_used_by_its_holder(world, who):
+    """Whoever brings it does not wait for the lock, so its holder has to look again."""
+    world.end.page.total = 0
+    reply = world.reply()
+    sender = reply.sender()
+    sending_of = reply._sending
+    with sending_of.lock:
+        place = sending_of.put(WireResponse(reply.wire.id, [], final=False))
+    sending_of.leave(place)
+    assert world.end.sent == []
+    sending_of.is_over = who != "when_drained"
+    sending_of.lock = _GrantedInside(sending_of.lock, lambda: world.grant(1000))
+    if who == "when_drained":
+        sending_of.when_drained(lambda: None)
+    elif who == "answered":
+        reply.answered()
+    else:
+        reply.fail("x")
+    assert len(world.end.sent) == 1
+    del sender

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from actorserve.errors import InvalidArgument
-from actorserve.frontend.http_app import may_administer
+from actorserve.frontend.http_access import may_administer
 from actorserve.frontend.http_body import BodySink, Scatter
 from actorserve.frontend.http_head import (
     InferHead,
@@ -320,6 +322,20 @@ def scope(
         (scope(("10.0.0.1", 5), authorization="Bearer wrong"), False),
         (scope(("127.0.0.1", 5), authorization="Bearer wrong"), False),
         (scope(("127.0.0.1", 5), authorization="Basic x"), True),
+        (scope(("127.0.0.1", 5), host="localhost:8000"), True),
+        (scope(("127.0.0.1", 5), host="LOCALHOST."), True),
+        (scope(("127.0.0.1", 5), host="127.0.0.1:8000"), True),
+        (scope(("::1", 5), host="[::1]:8000"), True),
+        (scope(("127.0.0.1", 5), host=socket.gethostname()), True),
+        (scope(("127.0.0.1", 5), host="evil.example"), False),
+        (scope(("127.0.0.1", 5), host="localhost.evil.example:8000"), False),
+        (scope(("127.0.0.1", 5), host=""), False),
+        (scope(("127.0.0.1", 5), origin="http://evil.example"), False),
+        (scope(("127.0.0.1", 5), origin="null"), False),
+        (scope(("127.0.0.1", 5), sec_fetch_site="cross-site"), False),
+        (scope(("127.0.0.1", 5), sec_fetch_site="same-origin"), False),
+        (scope(("127.0.0.1", 5), sec_fetch_site="none"), True),
+        (scope(("127.0.0.1", 5), origin="http://x", authorization="Bearer secret"), True),
     ],
 )
 def test_only_local_peers_and_bearers_administer(peer: dict[str, object], expected: bool) -> None:
