@@ -36,6 +36,7 @@ from actorserve.runtime.host_end import HostEnd
 from actorserve.state import lifecycle as life
 from actorserve.state.health import Evidence, HangJudge, Level
 from actorserve.state.restart import Restart
+from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     Asked,
     Attached,
@@ -166,7 +167,8 @@ class Incarnation:
         """Ask the stub to end."""
         self.enter(life.Phase.FINALIZING)
         self.readiness.close()
-        self._end.send(Finalize())
+        # Whatever waits before it, the end is not refused: it is one message.
+        self._end.send_with_handles(encode(Finalize()), (), is_bounded=False)
 
     def enter(self, phase: life.Phase) -> None:
         """Note what the stub does from now on."""

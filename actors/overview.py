@@ -17,7 +17,7 @@ from actorserve.actors.model_version import ModelVersion, VersionState
 from actorserve.actors.node import Node
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
-from actorserve.errors import ActorserveError, InvalidArgument, NotFound
+from actorserve.errors import ActorserveError, InvalidArgument, NotFound, Unavailable
 from actorserve.runtime.exchange import ExchangeStats
 from actorserve.state.metrics import Family
 from actorserve.state.statistics import ModelStatistics
@@ -44,6 +44,7 @@ class Overview(ABC):
     _node_or_none: Node | None
     _is_stopping: bool
     _is_loaded: bool
+    _is_loading: bool
 
     @property
     @abstractmethod
@@ -53,11 +54,19 @@ class Overview(ABC):
     # --- models ----------------------------------------------------------------------------------
 
     def _version(self, name: str, version: str) -> ModelVersion:
-        """Return the version that serves a request. Raises NotFound or Unavailable."""
-        model = self._models.get(name)
-        if model is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return model.version(version)
+        """Return the version that serves a request. Raises NotFound or Unavailable.
+
+        While the server loads its first models, what is not there may come yet.
+        """
+        try:
+            model = self._models.get(name)
+            if model is None:
+                raise NotFound(f"Request for unknown model: '{name}' is not found")
+            return model.version(version)
+        except NotFound:
+            if not self._is_loading:
+                raise
+        raise Unavailable(f"model '{name}' is not ready: the server is loading its models", 1.0)
 
     def model_info(self, name: str, version: str = "") -> ModelInfo:
         """Describe a version that is loaded. Raises NotFound or Unavailable."""

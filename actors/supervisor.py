@@ -27,7 +27,6 @@ from actorserve.actors.instance import Instance
 from actorserve.actors.metrics_settings import parse_metrics_config
 from actorserve.actors.model import Model
 from actorserve.actors.model_control import ModelControl
-from actorserve.actors.model_version import ModelVersion
 from actorserve.actors.node import Node
 from actorserve.actors.overview import Overview, SupervisorStats
 from actorserve.actors.repository import Repository
@@ -362,22 +361,13 @@ class Supervisor(Embedding, Overview):
         try:
             if self._is_stopping:
                 raise Unavailable("the server is exiting and takes no new requests", 1.0)
-            version = self._serving(request.model_name, request.model_version)
+            version = self._version(request.model_name, request.model_version)
             return version.submit(request, on_response)
         except ActorserveError:
             for tensor in request.inputs:
                 if isinstance(tensor.data, ArenaSlab):
                     tensor.data.release()
             raise
-
-    def _serving(self, name: str, version: str) -> ModelVersion:
-        """Return the version that serves a request; one that may come yet is Unavailable."""
-        try:
-            return self._version(name, version)
-        except NotFound:
-            if not self._is_loading:
-                raise
-        raise Unavailable(f"model '{name}' is not ready: the server is loading its models", 1.0)
 
     def allocate(self, nbytes: int) -> Slab | None:
         """Return shared memory for a tensor body, or None where `grow` has to be awaited."""

@@ -7,6 +7,7 @@ tritonserver's where it has one. A model's own parameters beat all of them.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ import msgspec
 from actorserve.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ACTORSERVE_"
+_OTHER_VARIABLES = frozenset({"ACTORSERVE_SHM", "ACTORSERVE_FAULT"})
+_OF_KUBERNETES = ("ACTORSERVE_PORT", "ACTORSERVE_SERVICE_")
+"""How the variables begin that a service of the name "actorserve" brings into every container."""
 MIB = 1 << 20
 
 
@@ -201,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
            "time for accepted requests and finalize to end after SIGTERM"),
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
            "ready only while all models have all their instances, and their is_ready says so; "
-           "false: while the server runs"),
+           "false: once the first loads are over, however they ended"),
     ),
     *_group("HTTP",
     Option("--host", "host", str, "ADDRESS",
@@ -312,6 +316,21 @@ def parse_backend_config(entries: Sequence[str]) -> tuple[PythonBackendConfig, l
     return PythonBackendConfig(**values), warnings
 
 
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return a warning for each variable that looks like one of ours and is none."""
+    if environment is None:
+        environment = os.environ
+    known = {option.variable for option in OPTIONS} | _OTHER_VARIABLES
+    warnings = []
+    for name in sorted(environment):
+        is_ours = name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(_OF_KUBERNETES)
+        if is_ours and name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.append(f"the variable {name} is unknown and is ignored{hint}")
+    return warnings
+
+
 def settings_from(
     flags: Mapping[str, str | Sequence[str]], environment: Mapping[str, str] | None = None
 ) -> Settings:
@@ -370,5 +389,10 @@ def default_crash_dir(environment: Mapping[str, str] | None = None) -> Path:
     """Return where crash files go unless an option says otherwise."""
     if environment is None:
         environment = os.environ
-    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "actorserve" / "crashes"
+    state = environment.get("XDG_STATE_HOME")
+    if state:
+        return Path(state) / "actorserve" / "crashes"
+    try:
+        return Path.home() / ".local" / "state" / "actorserve" / "crashes"
+    except RuntimeError:  # no HOME, and a user that the system does not know
+        return Path("/tmp/actorserve/crashes")

@@ -18,7 +18,7 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,16 @@ class _CollectedReply:
 
     def is_cancelled(self) -> bool:
         """Tell that nobody gives up in a test."""
+        return False
+
+    def watch_cancel(self, on_cancel: Callable[[], object]) -> None:
+        """Never call it; see `is_cancelled`."""
+
+    def unwatch_cancel(self) -> None:
+        """Forget nothing."""
+
+    def when_drained(self, on_drained: Callable[[], None]) -> bool:
+        """Say that all has gone: what is sent is kept here at once."""
         return False
 
     def outputs(self, config: ModelConfig) -> list[Arrays]:

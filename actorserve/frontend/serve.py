@@ -25,7 +25,7 @@ from actorserve.actors import server_log
 from actorserve.actors.repository import Repository
 from actorserve.actors.server_log import ServerLog
 from actorserve.actors.supervisor import Supervisor
-from actorserve.config import Settings
+from actorserve.config import Settings, unknown_variables
 from actorserve.errors import ConfigError
 from actorserve.frontend.colour import is_coloured
 from actorserve.frontend.greeting import greeting
@@ -50,6 +50,8 @@ def run(settings: Settings, ignored_flags: Sequence[str] = ()) -> int:
     with server_log.installed(settings) as log:
         for flag in ignored_flags:
             _log.warning("%s has no meaning here and is ignored", flag)
+        for warning in unknown_variables():
+            _log.warning("%s", warning)
         _remove_old_ready_file(settings.ready_file)
         tune_malloc()
         _raise_descriptor_limit()

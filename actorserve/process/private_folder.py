@@ -63,7 +63,10 @@ class PrivateFolder:
 
 def is_any(prefix: str) -> bool:
     """Whether there are folders of this prefix, whoever's they are."""
-    return any(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
+    try:
+        return any(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
+    except OSError:
+        return False  # no folder for temporary files can be written: nobody has left any there
 
 
 def sweep(prefix: str) -> list[Path]:

@@ -19,7 +19,10 @@ PAGE = ROOT / "docs" / "configuration.md"
 READ = re.compile(
     r"""environ(?:ment)?(?:\.get\(|\.pop\(|\[)\s*["']([A-Z][A-Z_]+)["']|["'](ACTORSERVE_[A-Z_]+)["']"""
 )
-INTERNAL = {"ACTORSERVE_", "ACTORSERVE_ZYGOTE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"}
+INTERNAL = {
+    *("ACTORSERVE_", "ACTORSERVE_PORT", "ACTORSERVE_SERVICE_", "ACTORSERVE_ZYGOTE_PATH"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"),
+}
 """What is only passed from one of our processes to the next, or set for a stub."""
 
 

@@ -378,7 +378,7 @@ def test_synchronous_apps_ask_too(repository, tmp_path, embedded_modes):
 
 
 def test_without_strict_readiness_no_model_is_asked(repository, tmp_path, embedded_modes):
-    """The server is ready while it runs."""
+    """The server is ready once it has loaded."""
     write_model(repository, "plain", SAY + KINDS["plain"])
     embedded_modes.set("plain_0", "no")
     settings = Settings(crash_dir=str(tmp_path), strict_readiness=False)

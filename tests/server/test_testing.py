@@ -66,3 +66,35 @@ def test_a_response_s_error_is_raised(tmp_path: Path):
     with pytest.raises(ZeroDivisionError):
         run_model(folder.parent, {"X": -np.ones(1, np.float32)})
     assert not [name for name in set(sys.modules) - before if name.startswith("1.")]
+
+
+WATCHFUL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from actorserve.triton.flow import drained, on_cancel
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            with on_cancel(request, lambda: None):
+                out = pb_utils.Tensor("OUT", np.array([1], np.int32))
+                sender.send(pb_utils.InferenceResponse([out]))
+                await drained(sender)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WATCHFUL_CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: True }
+"""
+
+
+def test_a_model_may_wait_for_its_client(tmp_path: Path):
+    """There is none here: it reads at once, and never gives up."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(WATCHFUL_CONFIG)
+    (tmp_path / "m" / "1" / "model.py").write_text(WATCHFUL)
+    assert run_model(tmp_path / "m", {"IN": np.array([1], np.int32)})["OUT"].tolist() == [1]

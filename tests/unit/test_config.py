@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from actorserve.config import (
     parse_backoff,
     parse_bool,
     settings_from,
+    unknown_variables,
 )
 from actorserve.errors import ConfigError
 
@@ -89,6 +91,24 @@ def test_good_settings_made_in_python_are_taken():
 def test_without_anything_all_is_default():
     """The environment that is not ours is not looked at."""
     assert settings_from({}, {"HTTP_PORT": "1", "ACTORSERVE_SHM": "memfd"}) == Settings()
+
+
+def test_a_variable_that_is_none_of_ours_is_named():
+    """A letter left out must not leave a server on another port in silence."""
+    environment = {
+        "ACTORSERVE_HTTPPORT": "1",
+        "ACTORSERVE_HTTP_PORT": "2",
+        "ACTORSERVE_SHM": "memfd",
+        "ACTORSERVE_XYZZY_42": "",
+        "ACTORSERVE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "ACTORSERVE_SERVICE_HOST": "10.0.0.1",
+        "HTTP_PORT": "3",
+    }
+    assert unknown_variables(environment) == [
+        "the variable ACTORSERVE_HTTPPORT is unknown and is ignored; did you mean "
+        "ACTORSERVE_HTTP_PORT?",
+        "the variable ACTORSERVE_XYZZY_42 is unknown and is ignored",
+    ]
 
 
 def test_a_flag_beats_a_variable_and_a_variable_the_default():
@@ -255,3 +275,13 @@ def test_crash_files_go_to_the_user_s_state(tmp_path):
     found = default_crash_dir({"XDG_STATE_HOME": str(tmp_path)})
     assert found == tmp_path / "actorserve" / "crashes"
     assert default_crash_dir({}).parts[-4:] == (".local", "state", "actorserve", "crashes")
+
+
+def test_crash_files_need_no_home(monkeypatch):
+    """A container's user may have none."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert default_crash_dir({}) == Path("/tmp/actorserve/crashes")
