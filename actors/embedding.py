@@ -12,6 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ import numpy.typing as npt
 
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import ResponseFactory
-from actorserve.errors import DeadlineExceeded
+from actorserve.errors import DeadlineExceeded, InvalidArgument
 from actorserve.runtime.exchange import ArenaSlab
 from actorserve.triton.arrays import array_of, tensor_of
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
 
 COPY_ON_LOOP_BYTES = 1 << 20
+
+_MOST_PRIORITY = (1 << 64) - 1
+_MOST_TIMEOUT_US = (1 << 62) - 1
 
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -60,9 +64,11 @@ class Embedding(ABC):
         Inputs are arrays, or what numpy makes arrays of, in the data types of the model (strings
         and bytes for BYTES). Outputs are read-only; those of more than 4 KiB are views of shared
         memory, valid as long as they are referenced. Cancelling the task cancels the request.
-        Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
-        DeadlineExceeded after `timeout_s`.
+        `timeout_s` is more than 0, or None for no limit; `priority` is 0 (the model's default) or
+        more. Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own
+        error, or DeadlineExceeded after `timeout_s`.
         """
+        _check_limits(timeout_s, priority)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -119,6 +125,7 @@ class Embedding(ABC):
         Arguments and errors are those of `infer`; `timeout_s` is for the whole of it. Leaving the
         loop early cancels the request.
         """
+        _check_limits(timeout_s, priority)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -189,8 +196,26 @@ class Embedding(ABC):
         return slab
 
 
+def _check_limits(timeout_s: Any, priority: Any) -> None:
+    """Raise InvalidArgument for a time or a priority that cannot be meant."""
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise InvalidArgument(
+            f"timeout_s: expected a number of seconds above 0, or None for no limit, "
+            f"got {timeout_s!r}"
+        )
+    is_count = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_count or not 0 <= priority <= _MOST_PRIORITY:
+        raise InvalidArgument(
+            "priority: expected an int from 1 (the first) up, or 0 for the model's default, "
+            f"got {priority!r}"
+        )
+
+
 def _microseconds(timeout_s: float | None) -> int:
-    return 0 if timeout_s is None else int(timeout_s * 1e6)
+    if timeout_s is None:
+        return 0
+    return max(1, int(min(timeout_s * 1e6, _MOST_TIMEOUT_US)))  # 0 would be none
 
 
 def _expire_in(

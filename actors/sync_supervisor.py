@@ -13,7 +13,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from actorserve.actors.embedding import Outputs
 from actorserve.actors.supervisor import Supervisor, SupervisorStats
+from actorserve.actors.sync_stream import SyncStream
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
 from actorserve.forking import sever_after_fork
@@ -175,24 +176,34 @@ class SyncSupervisor:
         parameters: Mapping[str, Parameter] | None = None,
     ) -> Iterator[Outputs]:
         """Yield the responses to one request as they come; see Supervisor.stream."""
-        responses = self._server.stream(
-            model,
-            inputs,
-            version=version,
-            outputs=outputs,
-            timeout_s=timeout_s,
-            request_id=request_id,
-            priority=priority,
-            parameters=parameters,
+        loop = self._loop
+        if loop is None:
+            raise Unavailable("the server is not running")
+        responses = SyncStream(
+            loop,
+            self._server.stream(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                priority=priority,
+                parameters=parameters,
+            ),
         )
         try:
             while True:
-                response = self._wait(_next(responses.__anext__))
+                response = responses.next()
                 if response is None:
                     return
                 yield response
+        except (concurrent.futures.CancelledError, RuntimeError):
+            if self._loop is loop:
+                raise
+            raise Unavailable("the server was stopped") from None
         finally:
-            self._wait(responses.aclose())
+            responses.close()
 
     # --- models ----------------------------------------------------------------------------------
 
@@ -246,11 +257,3 @@ class SyncSupervisor:
 
 async def _on_loop(look: Callable[[], T]) -> T:
     return look()
-
-
-async def _next(step: Callable[[], Awaitable[Outputs]]) -> Outputs | None:
-    """Return the next response, or None at the end (StopAsyncIteration crosses no future)."""
-    try:
-        return await step()
-    except StopAsyncIteration:
-        return None
