@@ -13,11 +13,10 @@ nobody waits for any more is dropped: finalizers only note it, the control threa
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -26,9 +25,11 @@ import numpy as np
 from actorserve.actors.bodies import Bodies, Room
 from actorserve.actors.caller import AwaitedCall, RelayedCall, WaitedCall
 from actorserve.actors.fork_relay import ForkRelay, Respond
+from actorserve.actors.lineage import started_for
 from actorserve.actors.replies import error_response
 from actorserve.errors import ActorserveError, Code, InvalidArgument
 from actorserve.runtime.stub_end import StubEnd
+from actorserve.triton.calling import calling_for
 from actorserve.triton.error import TritonError, TritonErrorCode, TritonModelException
 from actorserve.triton.failure import plain_text
 from actorserve.triton.request import InferenceRequest
@@ -42,15 +43,9 @@ from actorserve.wire.messages import (
     Handle,
     Infer,
     MoveCall,
-    WireRequest,
     WireResponse,
     WireTensor,
 )
-
-current_requests: contextvars.ContextVar[Sequence[WireRequest]] = contextvars.ContextVar(
-    "actorserve_requests", default=()
-)
-"""The requests that the running code works for, as far as context variables tell."""
 
 _CODES = {
     Code.DEADLINE_EXCEEDED: TritonErrorCode.UNAVAILABLE,
@@ -307,7 +302,7 @@ def _infer(
         decoupled,
         on_control,
         waits,
-        [wire.id for wire in current_requests.get()],
+        list(calling_for.get() or getattr(request, "_parents", ()) or started_for()),
     )
 
 

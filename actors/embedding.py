@@ -12,6 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ from actorserve.triton.arrays import array_of, tensor_of
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
 
 LONGEST_S = 1e9
-"""The longest limit of a request: some 30 years."""
+"""What a longer limit of a request counts as: no timer of a loop takes more."""
 
 COPY_ON_LOOP_BYTES = 1 << 20
+
+_MOST_PRIORITY = (1 << 64) - 1
+_MOST_TIMEOUT_US = (1 << 62) - 1
 
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -63,10 +67,11 @@ class Embedding(ABC):
         Inputs are arrays, or what numpy makes arrays of, in the data types of the model (strings
         and bytes for BYTES). Outputs are read-only; those of more than 4 KiB are views of shared
         memory, valid as long as they are referenced. Cancelling the task cancels the request.
-        Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own error, or
-        DeadlineExceeded after `timeout_s`.
+        `timeout_s` is more than 0, or None for no limit; `priority` is 0 (the model's default) or
+        more. Raises ActorserveError: InvalidArgument, NotFound, Unavailable, the model's own
+        error, or DeadlineExceeded after `timeout_s`.
         """
-        timeout_us = _microseconds(timeout_s)
+        _check_limits(timeout_s, priority)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -75,7 +80,7 @@ class Embedding(ABC):
             list(outputs),
             dict(parameters) if parameters else {},
             priority=priority,
-            timeout_us=timeout_us,
+            timeout_us=_microseconds(timeout_s),
         )
         loop = self._node.loop
         answer: asyncio.Future[InferResponse] = loop.create_future()
@@ -123,7 +128,7 @@ class Embedding(ABC):
         Arguments and errors are those of `infer`; `timeout_s` is for the whole of it. Leaving the
         loop early cancels the request.
         """
-        timeout_us = _microseconds(timeout_s)
+        _check_limits(timeout_s, priority)
         request = InferRequest(
             model,
             await self._tensors(inputs),
@@ -132,7 +137,7 @@ class Embedding(ABC):
             list(outputs),
             dict(parameters) if parameters else {},
             priority=priority,
-            timeout_us=timeout_us,
+            timeout_us=_microseconds(timeout_s),
             takes_stream=True,
         )
         loop = self._node.loop
@@ -196,23 +201,33 @@ class Embedding(ABC):
         return slab
 
 
+def _check_limits(timeout_s: Any, priority: Any) -> None:
+    """Raise InvalidArgument for a time or a priority that cannot be meant."""
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise InvalidArgument(
+            f"timeout_s: expected a number of seconds above 0, or None for no limit, "
+            f"got {timeout_s!r}"
+        )
+    is_count = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_count or not 0 <= priority <= _MOST_PRIORITY:
+        raise InvalidArgument(
+            "priority: expected an int from 1 (the first) up, or 0 for the model's default, "
+            f"got {priority!r}"
+        )
+
+
 def _microseconds(timeout_s: float | None) -> int:
-    """Return a limit for the wire; 0 is none. Raises InvalidArgument for what is no limit."""
     if timeout_s is None:
         return 0
-    if not 0 < timeout_s <= LONGEST_S:
-        raise InvalidArgument(
-            f"timeout_s is {timeout_s:g}, expected seconds, more than 0 and at most "
-            f"{LONGEST_S:.0f}, or None for no limit"
-        )
-    return max(1, int(timeout_s * 1e6))
+    return max(1, int(min(timeout_s * 1e6, _MOST_TIMEOUT_US)))  # 0 would be none
 
 
 def _expire_in(
     loop: asyncio.AbstractEventLoop, factory: ResponseFactory, model: str, timeout_s: float
 ) -> asyncio.TimerHandle:
     late = DeadlineExceeded(f"model '{model}' did not answer within {timeout_s:g} s")
-    return loop.call_later(timeout_s, factory.expire, late)
+    return loop.call_later(min(timeout_s, LONGEST_S), factory.expire, late)
 
 
 class _Inbox:

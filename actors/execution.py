@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from actorserve.actors.bodies import Bodies, Room
-from actorserve.actors.calls import current_requests
 from actorserve.actors.forked import end_if_forked
 from actorserve.actors.replies import Replies, error_response
 from actorserve.actors.reply import Reply
@@ -26,6 +25,7 @@ from actorserve.clock import monotonic_ns
 from actorserve.errors import Code
 from actorserve.fault import fault_point
 from actorserve.runtime.stub_end import StubEnd
+from actorserve.triton.calling import calling_for
 from actorserve.triton.failure import format_exception
 from actorserve.triton.logger import Logger
 from actorserve.triton.request import InferenceRequest
@@ -92,7 +92,7 @@ class Execution:
         """Run one batch and send its answers."""
         batch = self._begin(message)
         if batch.live:
-            current_requests.set(batch.live)
+            calling_for.set([wire.id for wire in batch.live])
             error: BaseException | None = None
             result = None
             requests: list[InferenceRequest] = []
@@ -114,7 +114,7 @@ class Execution:
         """Run one batch of an asynchronous model; in a task of its own."""
         batch = self._begin(message)
         if batch.live:
-            current_requests.set(batch.live)
+            calling_for.set([wire.id for wire in batch.live])
             error: BaseException | None = None
             result = None
             requests: list[InferenceRequest] = []

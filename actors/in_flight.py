@@ -26,7 +26,7 @@ from actorserve.runtime.exchange import Exchange
 from actorserve.runtime.host_end import HostEnd
 from actorserve.state.statistics import Reason, Timing
 from actorserve.wire.codec import encode
-from actorserve.wire.messages import Execute, Executed, WireRequest, WireResponse
+from actorserve.wire.messages import Disowned, Execute, Executed, WireRequest, WireResponse
 
 NO_SLOT = -1
 """The cancel slot of a request beyond the page's slots: it cannot be told, only its end dropped."""
@@ -42,6 +42,9 @@ The large window is for requests whose responses hold shared memory, and for the
 """
 
 UNLIMITED = 1 << 62
+
+MOST_GONE = 64
+"""Requests without a client whose senders a stub may keep; beyond, the stub has to end them."""
 
 
 class Lost(msgspec.Struct):
@@ -78,6 +81,8 @@ class InFlight:
         self._requests: dict[int, ResponseFactory] = {}
         self._slots = list(range(end.page.cancel_slots))
         self._slots_for_batch = min(most_in_batch, len(self._slots))
+        self._gone: dict[int, None] = {}  # requests whose client is gone, the oldest first
+        self._most_gone = min(MOST_GONE, len(self._slots) - self._slots_for_batch)
         self.executed = 0
         self.late_responses = 0
 
@@ -104,6 +109,14 @@ class InFlight:
     def request(self, key: int) -> ResponseFactory | None:
         """Return a request that is here."""
         return self._requests.get(key)
+
+    def kept(self) -> list[ResponseFactory]:
+        """Return the requests that have outlived their batch: the model has their senders."""
+        in_batches = self._keys_in_batches()
+        return [each for key, each in self._requests.items() if key not in in_batches]
+
+    def _keys_in_batches(self) -> set[int]:
+        return {factory.key for each in self._batches.values() for factory in each}
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -189,9 +202,25 @@ class InFlight:
             self._grant(factory, total)
 
     def lift_credit(self, factory: ResponseFactory) -> None:
-        """Let a sender go on that nobody listens to: it must not wait for ever."""
+        """Let a sender go on that nobody listens to: it must not wait for ever.
+
+        A model may keep such senders for ever, so there is a limit to their number.
+        """
         if self._decoupled:
             self._grant(factory, UNLIMITED)
+        if factory.key in self._requests:
+            self._gone[factory.key] = None
+            if len(self._gone) > self._most_gone:
+                self.disown()
+
+    def disown(self) -> None:
+        """Have the stub end what has no client and has outlived its batch: it frees the slots."""
+        in_batches = self._keys_in_batches()
+        old = [key for key in self._gone if key not in in_batches]
+        if old:
+            for key in old:
+                del self._gone[key]
+            self._end.send_control(Disowned(old))
 
     def _grant(self, factory: ResponseFactory, total: int) -> None:
         if factory.key not in self._requests or factory.cancel_slot == NO_SLOT:
@@ -202,7 +231,8 @@ class InFlight:
 
     def _window(self, factory: ResponseFactory) -> int:
         most = LARGE_WINDOW if factory.is_large else WINDOW
-        return max(LEAST_WINDOW, min(most, WINDOWS_TOTAL // (len(self._requests) + 1)))
+        listening = len(self._requests) - len(self._gone)
+        return max(LEAST_WINDOW, min(most, WINDOWS_TOTAL // (listening + 1)))
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -252,10 +282,11 @@ class InFlight:
     def lose(self, error: ActorserveError) -> Lost:
         """Settle everything after the stub's death; returns what is to be queued again."""
         begun = self._end.page.last_begun()
+        in_batches = self._keys_in_batches()
         batches, self._batches = self._batches, {}
         requests, self._requests = self._requests, {}
+        self._gone.clear()
         lost = Lost([], [])
-        in_batches = {factory.key for each in batches.values() for factory in each}
         for key, factory in requests.items():
             if key not in in_batches and factory.lose_stub(error):
                 lost.retried.append(factory)
@@ -274,6 +305,7 @@ class InFlight:
 
     def _forget(self, factory: ResponseFactory) -> None:
         del self._requests[factory.key]
+        self._gone.pop(factory.key, None)
         factory.place = None
         slot = factory.cancel_slot
         if slot != NO_SLOT:

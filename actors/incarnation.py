@@ -285,6 +285,10 @@ class Incarnation:
         self.is_over = True
         reason = self._why or exit_.describe()
         self._end.read_rest()
+        if self._phase is life.Phase.SPAWNING and not self._why:
+            refusal = exit_.as_refusal(self._plan.spec.python)
+            if refusal is not None:
+                self.on_refused(BootError(refusal))
         self.readiness.close()
         self.calls.close()
         self.metrics.close()

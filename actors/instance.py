@@ -217,6 +217,10 @@ class Instance:
             self._idle_waiters.append(waiter)
             await waiter
 
+    def kept(self) -> list[ResponseFactory]:
+        """Return the requests whose senders its model has kept."""
+        return self._current.in_flight.kept() if self._current is not None else []
+
     def _tell_idle(self) -> None:
         if self._idle_waiters and not (self._current and self._current.in_flight.requests):
             waiters, self._idle_waiters = self._idle_waiters, []

@@ -25,10 +25,10 @@ from actorserve.actors.execution_environment import (
 from actorserve.actors.generation_entry import LOAD_MARGIN_S, is_generation, read_entry
 from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.load_error import NoVersion, VersionsFailed
-from actorserve.actors.model_version import VersionPlan
 from actorserve.actors.node import Node
 from actorserve.actors.python_backend import PythonBackend, find_backend
 from actorserve.actors.repository import ModelSource
+from actorserve.actors.version_plan import VersionPlan
 from actorserve.config import Settings
 from actorserve.errors import BootError, ConfigError
 from actorserve.state.backlog import QueuePolicy

@@ -19,9 +19,10 @@ from actorserve.actors.fingerprint import Stamp, of_version, outside_versions
 from actorserve.actors.instance import Instance
 from actorserve.actors.load_error import VersionsFailed, public_error
 from actorserve.actors.loader import ModelPlan, plan_model
-from actorserve.actors.model_version import ModelVersion, VersionPlan, VersionState, VersionStats
+from actorserve.actors.model_version import ModelVersion, VersionState, VersionStats
 from actorserve.actors.node import Node
 from actorserve.actors.repository import CONFIG_FILE, ModelSource
+from actorserve.actors.version_plan import VersionPlan
 from actorserve.errors import ActorserveError, BootError, NotFound, Unavailable
 from actorserve.triton.inference import IndexEntry
 from actorserve.triton.model_config import ModelConfig
@@ -352,5 +353,5 @@ async def _retire(versions: list[ModelVersion], *, is_quick: bool = False) -> No
     if not is_quick:
         for version in versions:
             version.refuse()
-        await asyncio.gather(*[each.drained() for each in versions])
+        await asyncio.gather(*[each.ended() for each in versions])
     await asyncio.gather(*[each.unload(is_quick=is_quick) for each in versions])

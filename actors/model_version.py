@@ -8,23 +8,23 @@ import enum
 
 import msgspec
 
-from actorserve.actors.incarnation import InstancePlan
 from actorserve.actors.instance import Instance, InstanceStats
 from actorserve.actors.node import Node
 from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
-from actorserve.actors.response_factory import OnResponse, ResponseFactory, parameters_text
+from actorserve.actors.request_parameters import parameters_text
+from actorserve.actors.response_factory import OnResponse, ResponseFactory
+from actorserve.actors.retirement import all_ended
 from actorserve.actors.scheduler import Scheduler, SchedulerStats
 from actorserve.actors.server_metrics import VersionGauges, VersionView
+from actorserve.actors.version_plan import VersionPlan, is_same_instance
 from actorserve.clock import epoch_s, monotonic_s
 from actorserve.errors import ActorserveError, BootError, DecoupledModel, Unavailable
 from actorserve.runtime.exchange import ArenaSlab
-from actorserve.state.batching import BatchPolicy
 from actorserve.state.lifecycle import State
-from actorserve.state.metrics import Labels
 from actorserve.state.statistics import MemoryUsage, ModelStatistics, Reason
 from actorserve.triton.batch_signature import batch_signature
-from actorserve.triton.inference import InferRequest, InferTensor, ModelInfo
-from actorserve.triton.request_validation import Checked, RequestRules
+from actorserve.triton.inference import InferRequest, InferTensor
+from actorserve.triton.request_validation import Checked
 from actorserve.wire.messages import INLINE_BYTES, Handle, WireTensor
 
 
@@ -35,24 +35,6 @@ class VersionState(enum.Enum):
     READY = "READY"
     UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-class VersionPlan(msgspec.Struct, frozen=True):
-    """How a version is served. `ragged` names the inputs whose shapes may differ in a batch.
-
-    `metric_labels` are those of its metrics, `first_response_ms` the buckets of its first
-    responses' times, None where they are not counted.
-    """
-
-    info: ModelInfo
-    config_json: bytes
-    rules: RequestRules
-    batching: BatchPolicy
-    instances: tuple[InstancePlan, ...]
-    retries: int = 0
-    ragged: frozenset[str] = frozenset()
-    metric_labels: Labels = ()
-    first_response_ms: tuple[float, ...] | None = None
 
 
 class VersionStats(msgspec.Struct, frozen=True):
@@ -149,7 +131,7 @@ class ModelVersion:
         """Whether nothing but the number of instances has to change, and all is well with them."""
         old = {each.name: each.plan for each in self._instances}
         both = [(old[each.name], each) for each in plan.instances if each.name in old]
-        return self.is_ready and bool(both) and all(_is_same(a, b) for a, b in both)
+        return self.is_ready and bool(both) and all(is_same_instance(a, b) for a, b in both)
 
     async def grow(self, plan: VersionPlan) -> list[Instance]:
         """Start the instances that another plan has beyond this one's; returns them ready.
@@ -188,7 +170,8 @@ class ModelVersion:
 
     async def _let_go(self, instance: Instance) -> None:
         try:
-            await instance.idle()
+            name = f"instance '{instance.name}'"
+            await all_ended(instance.idle(), instance.kept, self._grace_s, name)
             await instance.stop()
         finally:
             if instance in self._leaving:
@@ -216,6 +199,20 @@ class ModelVersion:
     async def drained(self) -> None:
         """Wait until no accepted request is without its end."""
         await self._scheduler.drained()
+
+    async def ended(self) -> None:
+        """Wait as `drained`; but a sender that is kept and says nothing has a limit."""
+
+        def kept() -> list[ResponseFactory]:
+            instances = (*self._instances, *self._leaving)
+            return [factory for instance in instances for factory in instance.kept()]
+
+        name = f"model '{self.info.name}' version {self.info.version}"
+        await all_ended(self.drained(), kept, self._grace_s, name)
+
+    @property
+    def _grace_s(self) -> float:
+        return self._node.settings.exit_timeout_s
 
     @property
     def pending(self) -> int:
@@ -370,17 +367,6 @@ class ModelVersion:
             tuple(instance.stats() for instance in self._instances),
             self._statistics(),
         )
-
-
-def _is_same(a: InstancePlan, b: InstancePlan) -> bool:
-    """Whether two plans differ in nothing but what the configuration says of other instances."""
-    return _without_config(a) == _without_config(b)
-
-
-def _without_config(plan: InstancePlan) -> InstancePlan:
-    args = {key: value for key, value in plan.initialize.args.items() if key != "model_config"}
-    initialize = msgspec.structs.replace(plan.initialize, args=args)
-    return msgspec.structs.replace(plan, initialize=initialize)
 
 
 async def _stop_all(instances: list[Instance]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -26,6 +27,9 @@ from actorserve.wire.messages import (
     WireTensor,
 )
 
+UNLIMITED = 1 << 62
+"""The credit of a request that the health page has no room for."""
+
 thread_errors = threading.local()
 """`text`: what ended this thread's user code, for the requests that it leaves behind."""
 
@@ -40,6 +44,13 @@ class Waiting(Protocol):
 
     def end(self, wire: WireResponse) -> None:
         """Send this, and nothing more."""
+
+
+class Kept(Protocol):
+    """A request that may outlive its batch (reply.py)."""
+
+    def disown(self, wire: WireResponse) -> None:
+        """Hear that nobody is left to hear of it: send this, and nothing more."""
 
 
 class Replies:
@@ -61,6 +72,7 @@ class Replies:
         self._abandoned: deque[tuple[int, Waiting | None, str]] = deque()
         self._waiting: dict[int, Waiting] = {}
         self._on_cancel: dict[int, Callable[[], object]] = {}
+        self._kept: dict[int, weakref.ref[Kept]] = {}
 
     # --- credit and finalizers -------------------------------------------------------------------
 
@@ -70,12 +82,16 @@ class Replies:
         The control thread tells it of more; it is kept alive meanwhile.
         """
         wire = sending.wire
+        if wire.cancel_slot < 0:
+            return UNLIMITED
         self._waiting[wire.id] = sending
         with self._page_lock:
             return self.end.page.want_credit(wire.cancel_slot, wire.id)
 
     def want_no_credit(self, sending: Waiting) -> None:
         """Take the announcement back, while the slot is still the request's."""
+        if sending.wire.cancel_slot < 0:
+            return
         with self._page_lock:
             self.end.page.stop_wanting_credit(sending.wire.cancel_slot)
         self._waiting.pop(sending.wire.id, None)
@@ -104,6 +120,22 @@ class Replies:
             on_cancel = self._on_cancel.pop(number, None)
             if on_cancel is not None:
                 on_cancel()
+
+    def keep(self, request: int, kept: Kept) -> None:
+        """Know a request that may outlive its batch, for as long as it does."""
+        self._kept[request] = weakref.ref(kept)
+
+    def forget(self, request: int) -> None:
+        """Know it no more; called by finalizers."""
+        self._kept.pop(request, None)
+
+    def disowned(self, requests: list[int]) -> None:
+        """End what the model has kept and nobody waits for. Control thread."""
+        for number in requests:
+            reference = self._kept.get(number)
+            kept = reference() if reference is not None else None
+            if kept is not None:
+                kept.disown(error_response(number, "the client is gone", int(Code.CANCELLED)))
 
     def abandon(self, request: int, sending: Waiting | None, why: str) -> None:
         """Note a request that nobody can answer any more; called by finalizers, anywhere."""

@@ -19,7 +19,6 @@ from actorserve.actors.bodies import Room
 from actorserve.actors.replies import Replies, error_response, thread_errors
 from actorserve.actors.sending import Sending
 from actorserve.triton.error import TritonModelException
-from actorserve.triton.failure import format_exception
 from actorserve.triton.response import InferenceResponse
 from actorserve.triton.response_sender import InferenceResponseSender, check_sending
 from actorserve.wire.messages import WireRequest, WireResponse
@@ -52,6 +51,8 @@ class Reply:
             if sending is None:
                 sending = Sending(replies, self.wire, is_over=self._is_answered)
                 self._watch(sending)
+                assert self._guard is not None
+                sending.is_over |= self._guard.is_disowned
                 self._sending = sending
                 if self._is_answered:  # meanwhile: see `answered`
                     sending.is_over = sending.is_closed = True
@@ -105,6 +106,8 @@ class Reply:
     def is_cancelled(self) -> bool:
         """Tell whether the client has given up: a look at the health page."""
         wire = self.wire
+        if self._guard is not None and self._guard.is_disowned:
+            return True  # the slot may be another's by now
         if wire.cancel_slot < 0:
             return False
         return self._replies.end.page.is_cancelled(wire.cancel_slot, wire.id)
@@ -164,6 +167,11 @@ class Reply:
         sending.end(error_response(self.wire.id, text))
         return False
 
+    def note_cause(self, text: str) -> None:
+        """Remember what ended code of the model's that could have answered; see failed_code.py."""
+        if self._guard is not None:
+            self._guard.cause = text
+
     def stay_open(self) -> None:
         """Hear that the batch brings nothing: what the model has kept of it may answer later."""
         with self._replies.lock:
@@ -177,39 +185,36 @@ class Reply:
         self._guard.sending = sending
 
 
-def note_cause(error: BaseException) -> str:
-    """Remember an error of the model's own thread or task for the senders that its code had.
-
-    Returns the text. They are dropped with the error's frames, or live on where others have them.
-    """
-    text = format_exception(error)
-    trace = error.__traceback__
-    while trace is not None:
-        for value in list(trace.tb_frame.f_locals.values()):
-            if isinstance(value, InferenceResponseSender) and isinstance(value._reply, Reply):
-                sending = value._reply._sending
-                if sending is not None:
-                    sending.cause = text
-        trace = trace.tb_next
-    return text
-
-
 class _Guard:
     """Goes with its reply; ends a request that has no end then. Requests with answers have none."""
 
-    __slots__ = ("_replies", "_request", "sending")
+    __slots__ = ("__weakref__", "_replies", "_request", "cause", "is_disowned", "sending")
 
     def __init__(self, replies: Replies, request: int) -> None:
         self._replies = replies
         self._request = request
         self.sending: Sending | None = None
+        self.cause = ""  # what ended the code that could have answered
+        self.is_disowned = False
+        replies.keep(request, self)
+
+    def disown(self, wire: WireResponse) -> None:
+        """End the request: nobody is left to hear of it. Control thread."""
+        with self._replies.lock:
+            self.is_disowned = True
+            sending = self.sending
+        if sending is not None:
+            sending.disown(wire)
+        else:
+            self._replies.send(wire)
 
     def __del__(self) -> None:
         sending = self.sending
-        if self._replies.end.is_severed or (sending is not None and sending.is_over):
+        self._replies.forget(self._request)
+        is_over = self.is_disowned if sending is None else sending.is_over
+        if self._replies.end.is_severed or is_over:
             return
         why = _NEVER_TAKEN if sending is None else _DROPPED
-        cause = sending.cause if sending is not None else ""
-        cause = cause or getattr(thread_errors, "text", "")
+        cause = self.cause or getattr(thread_errors, "text", "")
         text = f"{why}: {cause}" if cause else why
         self._replies.abandon(self._request, sending, text)

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
-import msgspec
-
+from actorserve.actors.place import Child, Desk, Place
+from actorserve.actors.request_parameters import parameters_of
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
     Cancelled,
     Code,
-    InvalidArgument,
     ProtocolError,
     error_for,
 )
@@ -51,8 +49,8 @@ from actorserve.state.request import (
     UNQUEUE,
     Life,
 )
-from actorserve.state.statistics import Reason, Timing, VersionStatistics
-from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, Parameter
+from actorserve.state.statistics import Reason, Timing
+from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
 from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
 from actorserve.wire.tensors import BY_NUMBER
 
@@ -60,44 +58,6 @@ _log = logging.getLogger("actorserve")
 _WIRE_NAMES = tuple(datatype.wire_name for datatype in BY_NUMBER)
 
 OnResponse = Callable[[InferResponse], None]
-
-_decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).decode
-_encode_parameters = msgspec.json.Encoder().encode
-
-
-class Place(Protocol):
-    """What has requests at one stub (InFlight), as a factory needs it; `owner` is the instance."""
-
-    owner: object
-
-    def tell_cancelled(self, factory: ResponseFactory) -> None:
-        """Set the request's cancel word."""
-
-    def extend_credit(self, factory: ResponseFactory) -> None:
-        """Let its sender send more, as the client has taken some."""
-
-    def lift_credit(self, factory: ResponseFactory) -> None:
-        """Let its sender send whatever it likes: it is dropped."""
-
-
-class Child(Protocol):
-    """A call that was made for a request."""
-
-    def parent_cancelled(self) -> None:
-        """Hear that the request was cancelled; others may want the call still."""
-
-
-class Desk(Protocol):
-    """Where requests wait and run: the scheduler, as a factory needs it."""
-
-    retries: int
-    counts: VersionStatistics
-
-    def remove(self, factory: ResponseFactory) -> None:
-        """Take a queued request out."""
-
-    def ended(self, factory: ResponseFactory) -> None:
-        """Count the end of a request."""
 
 
 class ResponseFactory(Life):
@@ -275,7 +235,7 @@ class ResponseFactory(Life):
                 raise ProtocolError(f"an output has the data type number {tensor.datatype}")
             name = _WIRE_NAMES[tensor.datatype]
             outputs.append(InferTensor(tensor.name, name, tensor.shape, data))
-        parameters = {} if wire.parameters == "{}" else _parameters(wire.parameters)
+        parameters = {} if wire.parameters == "{}" else parameters_of(wire.parameters)
         return InferResponse(
             request.model_name,
             self._model_version,
@@ -363,6 +323,11 @@ class ResponseFactory(Life):
         """Whether somebody asked for the end of a request that a stub works on."""
         return self.state >= CANCELLING
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether only the stub's last word on it is awaited: its client has its end."""
+        return self.state == GONE
+
     def _do(self, todo: int, error: ActorserveError) -> None:
         if todo & UNQUEUE:
             self._desk.remove(self)
@@ -384,25 +349,3 @@ class ResponseFactory(Life):
     def _end(self) -> None:
         self._drop_inputs()
         self._desk.ended(self)
-
-
-def parameters_text(request: InferRequest) -> str:
-    """Return a request's own parameters as JSON. Raises InvalidArgument for what cannot travel."""
-    if not (request.id or request.correlation_id or request.parameters):
-        return "{}"
-    try:
-        for text in (request.id, request.correlation_id):
-            if isinstance(text, str) and not text.isascii():
-                text.encode()
-        if not request.parameters:
-            return "{}"
-        return _encode_parameters(request.parameters).decode()
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"the request's id or parameters cannot be sent: {error}") from None
-
-
-def _parameters(text: str) -> dict[str, Parameter]:
-    try:
-        return _decode_parameters(text)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"a response's parameters cannot be read: {error}") from None

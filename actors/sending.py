@@ -24,15 +24,13 @@ from asyncio.events import _get_running_loop
 from collections import deque
 from collections.abc import Callable
 
-from actorserve.actors.replies import Replies
+from actorserve.actors.replies import UNLIMITED, Replies
 from actorserve.triton.response_sender import InferenceResponseSender
 from actorserve.wire.messages import Handle, WireRequest, WireResponse
 
 MOST_KEPT = 4096
 MOST_KEPT_BYTES = 64 << 20
 """What one sender may keep on a thread with an event loop; beyond that it waits after all."""
-
-_UNLIMITED = 1 << 62
 
 
 class Sending:
@@ -48,7 +46,6 @@ class Sending:
         "_on_drained",
         "_replies",
         "_waiting",
-        "cause",
         "is_closed",
         "is_done",
         "is_over",
@@ -62,7 +59,6 @@ class Sending:
         self.wire = wire
         self.lock = threading.RLock()
         self.sender: weakref.ref[InferenceResponseSender] | None = None
-        self.cause = ""  # what ended the code that had the sender in its hands
         self.sent = 0  # responses that the model has given
         self.is_over = is_over  # the request's end is decided
         self.is_closed = is_over  # the model has sent FINAL, or may send nothing more
@@ -145,12 +141,19 @@ class Sending:
             self.keep(wire)
         self.look()
 
+    def disown(self, wire: WireResponse) -> None:
+        """End what nobody hears any more; what the model still sends goes nowhere."""
+        with self.lock:
+            if self.is_over:
+                return  # its end is on its way
+            self.is_over = self._is_free = True
+            self.keep(wire)
+        self.look()
+
     # --- credit ----------------------------------------------------------------------------------
 
     def _granted(self) -> int:
-        return (
-            _UNLIMITED if self._is_free else self._replies.end.page.granted(self.wire.cancel_slot)
-        )
+        return UNLIMITED if self._is_free else self._replies.end.page.granted(self.wire.cancel_slot)
 
     def _may_go(self, wire: WireResponse, granted: int) -> bool:
         return self._gone < granted or (wire.final and not wire.outputs)

@@ -17,7 +17,6 @@ import atexit
 import contextlib
 import json
 import os
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +25,11 @@ from typing import Any
 from actorserve.actors.bodies import Bodies
 from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
+from actorserve.actors.failed_code import watch_threads
 from actorserve.actors.forked import end_if_forked
+from actorserve.actors.lineage import follow_threads
 from actorserve.actors.questions import Questions
 from actorserve.actors.readiness_hook import ReadinessHook
-from actorserve.actors.replies import thread_errors
-from actorserve.actors.reply import note_cause
 from actorserve.actors.stub_log import StubLog
 from actorserve.actors.stub_loop import StubLoop
 from actorserve.actors.stub_metrics import StubMetrics
@@ -57,6 +56,7 @@ from actorserve.wire.messages import (
     CallMoved,
     CallResponded,
     CancelTold,
+    Disowned,
     Execute,
     Finalize,
     Finalized,
@@ -78,25 +78,14 @@ def main(boot: BootSocket) -> None:
     except PeerGone:
         os._exit(0)
     stub = Stub(end)
-    _note_thread_errors()
+    watch_threads()
+    follow_threads()
     start_control_thread(end)
     try:
         stub.run()
     except PeerGone:
         # Nobody is left to answer; a model's threads and atexit hooks must not keep us here.
         os._exit(0)
-
-
-def _note_thread_errors() -> None:
-    """Remember what ends a thread of the model's, for the requests that it leaves unanswered."""
-    shown = threading.excepthook
-
-    def note(args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None:
-            thread_errors.text = note_cause(args.exc_value)
-        shown(args)
-
-    threading.excepthook = note
 
 
 class Stub:
@@ -161,6 +150,9 @@ class Stub:
         elif isinstance(message, CancelTold):
             if self._execution is not None:
                 self._execution.replies.cancel_told(message.requests)
+        elif isinstance(message, Disowned):
+            if self._execution is not None:
+                self._execution.replies.disowned(message.requests)
         elif isinstance(message, Answered):
             self.questions.take(message)
         elif isinstance(message, AskReady):

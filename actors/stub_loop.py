@@ -19,7 +19,7 @@ from typing import Any
 
 from actorserve.actors.calls import Calls
 from actorserve.actors.execution import Execution
-from actorserve.actors.reply import note_cause
+from actorserve.actors.failed_code import let_go, watched_task
 from actorserve.errors import ProtocolError
 from actorserve.runtime.lookout import Lookout
 from actorserve.runtime.stub_end import StubEnd
@@ -51,6 +51,7 @@ class StubLoop:
         loop = self._loop
         asyncio.set_event_loop(loop)
         loop.set_exception_handler(_on_error)
+        loop.set_task_factory(watched_task)
         self._end.attach(loop, self._on_news)
         loop.call_soon(self._on_news)
         while not self._is_over:
@@ -109,7 +110,8 @@ class StubLoop:
 
     def _start(self) -> None:
         while self._waiting and len(self._tasks) < self._limit:
-            task = self._loop.create_task(self._execution.run_async(self._waiting.popleft()))
+            batch = self._execution.run_async(self._waiting.popleft())
+            task = asyncio.Task(batch, loop=self._loop)  # ours: it raises nothing of the model's
             self._tasks.add(task)
             task.add_done_callback(self._on_done)
 
@@ -131,10 +133,10 @@ class StubLoop:
 
 def _on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say what nobody has looked at, such as the error of a task of the model's own."""
+    loop.default_exception_handler(context)
     error = context.get("exception")
     if isinstance(error, BaseException):
-        note_cause(error)
-    loop.default_exception_handler(context)
+        let_go(error)
 
 
 async def _cancel_all() -> None:

@@ -67,7 +67,11 @@ class StubMetrics:
     def change(self, change: Change, number: int, amount: float) -> None:
         """Note a change. Raises Unavailable in a forked child of the model."""
         if self._end.is_severed:
-            raise Unavailable("a forked child of the model has no connection to the server")
+            raise Unavailable(
+                "a process that the model has forked (a multiprocessing.Pool's, for one) has no "
+                "connection to the server; return the number to the model's own process, and "
+                "measure there"
+            )
         changes = self._changes
         changes.append((change, number, amount))
         if len(changes) % BUNDLE == 0:

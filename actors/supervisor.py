@@ -331,7 +331,8 @@ class Supervisor(Embedding, Overview):
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Unload a model: requests in flight end first. Raises NotFound for an unknown one.
 
-        `unload_dependents` has no effect yet: no model depends on another.
+        A sender that the model has kept and that sends nothing for `exit_timeout_s` is not waited
+        for. `unload_dependents` has no effect: no model depends on another without ensembles.
         """
         self._refuse_while_polling()
         model = await self.control.unload(name)

@@ -12,18 +12,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import inspect
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,6 +23,7 @@ import numpy.typing as npt
 
 from actorserve.actors.embedding import Outputs
 from actorserve.actors.supervisor import Supervisor, SupervisorStats
+from actorserve.actors.sync_stream import SyncStream
 from actorserve.config import Settings
 from actorserve.errors import Unavailable
 from actorserve.forking import sever_after_fork
@@ -201,33 +193,34 @@ class SyncSupervisor:
         parameters: Mapping[str, Parameter] | None = None,
     ) -> Iterator[Outputs]:
         """Yield the responses to one request as they come; see Supervisor.stream."""
-        responses = self._server.stream(
-            model,
-            inputs,
-            version=version,
-            outputs=outputs,
-            timeout_s=timeout_s,
-            request_id=request_id,
-            priority=priority,
-            parameters=parameters,
+        loop = self._loop
+        if loop is None:
+            raise Unavailable("the server is not running")
+        responses = SyncStream(
+            loop,
+            self._server.stream(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                priority=priority,
+                parameters=parameters,
+            ),
         )
         try:
             while True:
-                response = self._wait(_next(responses.__anext__))
+                response = responses.next()
                 if response is None:
                     return
                 yield response
+        except (concurrent.futures.CancelledError, RuntimeError):
+            if self._loop is loop:
+                raise
+            raise Unavailable("the server was stopped") from None
         finally:
-            self._end(responses)
-
-    def _end(self, responses: AsyncGenerator[Outputs, None]) -> None:
-        """Close a stream. In the loop's own thread, where a collector may be, nothing waits."""
-        loop = self._loop
-        if threading.current_thread() is not self._thread or loop is None:
-            self._wait(_close(responses))
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and all streams with it
-            asyncio.run_coroutine_threadsafe(_close(responses), loop)
+            responses.close()
 
     # --- models ----------------------------------------------------------------------------------
 
@@ -281,18 +274,3 @@ class SyncSupervisor:
 
 async def _on_loop(look: Callable[[], T]) -> T:
     return look()
-
-
-async def _close(responses: AsyncGenerator[Outputs, None]) -> None:
-    """Close a stream, after a step of it that was cancelled and has not ended yet."""
-    while responses.ag_running:  # type: ignore[attr-defined]  # typeshed leaves it out
-        await asyncio.sleep(0)
-    await responses.aclose()
-
-
-async def _next(step: Callable[[], Awaitable[Outputs]]) -> Outputs | None:
-    """Return the next response, or None at the end (StopAsyncIteration crosses no future)."""
-    try:
-        return await step()
-    except StopAsyncIteration:
-        return None

@@ -202,7 +202,8 @@ OPTIONS: tuple[Option, ...] = (
     *_group("server",
     Option("--id", "id", str, "NAME", "the server's name in its metadata"),
     Option("--exit-timeout-secs", "exit_timeout_s", _seconds, "S",
-           "time for accepted requests and finalize to end after SIGTERM"),
+           "time for accepted requests and finalize to end after SIGTERM, and after an unload "
+           "for senders that a model keeps"),
     Option("--strict-readiness", "strict_readiness", parse_bool, "BOOL",
            "ready only while all models have all their instances, and their is_ready says so; "
            "false: once the first loads are over, however they ended"),

@@ -59,6 +59,20 @@ def content_length_of(fields: dict[bytes, bytes]) -> int:
     return int(fields.get(b"content-length", 0))
 
 
+def unknown_coding(headers: Headers) -> str | None:
+    """Return why a body's transfer coding cannot be read; None where it is plainly chunked.
+
+    A body in gzip and chunks would else be taken for what is in the chunks (RFC 9112, 6.1: 501).
+    """
+    codings = b",".join(value for name, value in headers if name == b"transfer-encoding")
+    if codings.strip().lower() == b"chunked":
+        return None
+    return (
+        f"Transfer-Encoding {codings.decode('latin-1')[:100]!r} is not supported: expected "
+        "'chunked'; a compressed body is named by Content-Encoding"
+    )
+
+
 def expects_continue(fields: dict[bytes, bytes]) -> bool:
     """Whether the peer waits for an interim response before it sends the body."""
     return fields.get(b"expect", b"").lower() == b"100-continue"

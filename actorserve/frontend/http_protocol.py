@@ -34,6 +34,7 @@ from actorserve.frontend.http_head import (
     expects_continue,
     fill_head,
     pick,
+    unknown_coding,
 )
 from actorserve.frontend.http_infer import InferExchange
 from actorserve.frontend.http_intake import Intake, too_large
@@ -173,6 +174,10 @@ class HttpConnection(HttpTurns):
         if is_suspect and self._seen_head_bytes() > settings.max_head_bytes:
             raise _Refused(431, self._head_text())
         fields = pick(self.headers)
+        if b"transfer-encoding" in fields:
+            unknown = unknown_coding(self.headers)
+            if unknown is not None:
+                raise _Refused(501, unknown)
         length = content_length_of(fields)
         if length > settings.max_input_bytes:
             raise _Refused(413, too_large(settings.max_input_bytes).message)

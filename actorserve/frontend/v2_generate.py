@@ -19,7 +19,7 @@ import msgspec
 from actorserve.errors import InternalError, InvalidArgument
 from actorserve.frontend.v2_request import UNKNOWN_ID, OutputChoice, take_parameters
 from actorserve.frontend.v2_response import body_bytes, encode_error
-from actorserve.frontend.v2_values import flat_values, json_of_body, pack_values
+from actorserve.frontend.v2_values import FLAT_RULE, flat_values, json_of_body, pack_values
 from actorserve.triton.inference import (
     InferRequest,
     InferResponse,
@@ -145,7 +145,7 @@ def shape_of(spec: TensorSpec, has_batch: bool, count: int) -> tuple[int, ...]:
     else:
         raise InvalidArgument(
             f"The schema can not convert input '{spec.name}' to tensor with proper shape: "
-            f"the model expects {list(spec.shape)}, got {count} elements"
+            f"the model expects {list(spec.shape)}, got {count} elements ({FLAT_RULE})"
         )
     return tuple(shape)
 

@@ -77,6 +77,12 @@ def body_of_json(name: str, datatype: DataType, count: int, data: msgspec.Raw) -
     return pack_values(name, datatype, values)
 
 
+FLAT_RULE = (
+    "generate takes one request without a batch: for each input one value, or the flat list of its "
+    "elements; send a batch, or any other shape, to infer"
+)
+
+
 def flat_values(name: str, datatype: DataType, data: msgspec.Raw) -> list[Any]:
     """Return the elements of input `name` from one JSON value, or an array of them, not nested.
 
@@ -89,6 +95,8 @@ def flat_values(name: str, datatype: DataType, data: msgspec.Raw) -> list[Any]:
         return decode(data if is_array else b"[%b]" % bytes(data))
     except msgspec.ValidationError as error:
         text = str(error).replace("`$", "`value")
+        if "got `array`" in text:
+            text += f" ({FLAT_RULE})"
         raise InvalidArgument(
             f"Unable to parse input '{name}' as {datatype.wire_name}: {text}"
         ) from None

@@ -40,6 +40,19 @@ class Exit(msgspec.Struct, frozen=True):
             return f"exited with code {self.code}"
         return "exit status unknown"
 
+    def as_refusal(self, python: str | None) -> str | None:
+        """Return why a child that has said nothing cannot be started; None where it may be tried.
+
+        `python` is the interpreter of another environment that was to run it. A kill may pass; one
+        that ends by itself before it has run a line of ours will do so again.
+        """
+        if python is None or self.code is None:
+            return None
+        return (
+            f"interpreter {python!r} {self.describe()} before it had run anything: expected a "
+            "Python of 3.10 or newer that works; what it has printed is in the log"
+        )
+
 
 def signal_name(signo: int) -> str:
     """Return "SIGTERM" for 15, and "signal 40" for what has no name."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from actorserve.errors import ActorserveError, ResourceExhausted, Unavailable
+from actorserve.process.brood import Brood
 from actorserve.process.environment import PackageFolder, UnpackedFolder
 from actorserve.process.environment_store import EnvironmentStore
 from actorserve.process.exit import Exit
@@ -33,7 +33,6 @@ from actorserve.process.packet import Packet, close_all
 from actorserve.process.watch import Child
 from actorserve.shm import janitor
 from actorserve.wire.boot import (
-    ChildExited,
     ChildSpawned,
     FromZygote,
     KillChild,
@@ -43,10 +42,6 @@ from actorserve.wire.boot import (
 
 __all__ = ["Child", "SpawnSpec", "Spawner", "SpawnerStats"]
 
-STATUS_WAIT_S = 0.05
-"""How long a death is held back for the zygote's report of its status."""
-
-_KERNEL_STATUS_WAIT_S = 0.01
 _STOP_KILL_S = 5.0
 _STOP_ZYGOTE_S = 1.0
 
@@ -78,14 +73,12 @@ class Spawner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: ZygoteKeeper | None = None
         self._orders: dict[int, Order] = {}
-        self._children: dict[int, tuple[Child, ZygoteLink]] = {}  # with the zygote that made it
-        self._waits: dict[int, asyncio.TimerHandle] = {}  # for the status of a dead child
+        self._brood: Brood | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._childless = asyncio.Event()
         self._folder = PackageFolder()
         self._archives = EnvironmentStore(self._log)
-        self._number = self._spawned = self._failed = self._exited = self._unknown = 0
+        self._number = self._spawned = self._failed = 0
         _spawners.add(self)
 
     # --- start -----------------------------------------------------------------------------------
@@ -110,6 +103,7 @@ class Spawner:
                 is_waiting=lambda: bool(self._orders),
                 log=self._log,
             )
+            self._brood = Brood(self._loop, self._keeper.replace_if_stopped, self._log)
         try:
             await self._archives.sweep()
             await self._keeper.wait_up()
@@ -151,7 +145,7 @@ class Spawner:
         two zygotes died over this order, or the Spawner does not run.
         """
         self._check_usable()
-        keeper, loop = self._running()
+        keeper, brood, loop = self._running()
         self._number += 1
         request = spawn_request(self._number, spec, self._folder)
         order = Order(request, loop.create_future(), on_exit, on_output)
@@ -164,7 +158,7 @@ class Spawner:
         except BaseException:
             self._give_up(order)
             raise
-        child.begin(self._on_death)
+        child.begin(brood.on_death)
         return child
 
     async def unpacked(self, archive: Path) -> UnpackedFolder:
@@ -193,12 +187,7 @@ class Spawner:
     def _give_up(self, order: Order) -> None:
         """Undo an order that nobody waits for any more, whatever became of it."""
         self._orders.pop(order.number, None)
-        if order.number in self._children:
-            child, _ = self._children[order.number]
-            child.silence()
-            child.begin(self._on_death)
-            child.signal(signal.SIGKILL)
-        else:
+        if self._brood is None or not self._brood.disclaim(order.number):
             order.close()  # a child that comes of it yet finds the end of file
 
     # --- what zygotes say ------------------------------------------------------------------------
@@ -213,8 +202,8 @@ class Spawner:
             refused = self._orders.get(message.number)
             if refused is not None:
                 self._fail(refused, spawn_error(refused.name, message))
-        else:
-            self._on_status(message)
+        elif self._brood is not None:
+            self._brood.on_status(message)
 
     def _on_spawned(self, link: ZygoteLink, message: ChildSpawned, packet: Packet) -> None:
         order = self._orders.pop(message.number, None)
@@ -226,46 +215,8 @@ class Spawner:
                 self._fail(order, ResourceExhausted(text))
             return
         self._spawned += 1
-        child = order.fulfil(self._running()[1], message.pid, packet.fds[0], self._log)
-        self._children[message.number] = child, link
-
-    def _on_status(self, message: ChildExited) -> None:
-        child, _ = self._children.get(message.number, (None, None))
-        if child is not None:
-            child.reported_status = message.status
-            if message.number in self._waits:
-                self._finish(child, message.status)
-
-    # --- deaths ----------------------------------------------------------------------------------
-
-    def _on_death(self, child: Child) -> None:
-        """Act on a child's pidfd: end its group, then report as soon as the status is known."""
-        child.kill_group()
-        _, link = self._children[child.number]
-        status = child.reported_status
-        if status is None:
-            status = child.last_status()
-        if status is not None:
-            self._finish(child, status)
-            return
-        wait_s = _KERNEL_STATUS_WAIT_S if link.is_gone else STATUS_WAIT_S
-        timer = self._running()[1].call_later(wait_s, self._on_no_status, child)
-        self._waits[child.number] = timer
-
-    def _on_no_status(self, child: Child) -> None:
-        self._running()[0].replace_if_stopped()
-        self._finish(child, child.last_status())
-
-    def _finish(self, child: Child, status: int | None) -> None:
-        wait = self._waits.pop(child.number, None)
-        if wait is not None:
-            wait.cancel()
-        del self._children[child.number]
-        self._exited += 1
-        self._unknown += status is None
-        child.finish(status)
-        if not self._children:
-            self._childless.set()
+        _, brood, loop = self._running()
+        brood.add(order.fulfil(loop, message.pid, packet.fds[0], self._log), link)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -282,36 +233,26 @@ class Spawner:
             self._close()
             return
         if self._stopping is None:
-            self._stopping = self._loop.create_task(self._stop(self._keeper))
+            self._stopping = self._loop.create_task(self._stop(*self._running()[:2]))
             # Not in a finally of _stop: a task that is cancelled before its first step runs none.
             self._stopping.add_done_callback(lambda _task: self._close())
         await asyncio.shield(self._stopping)
 
-    async def _stop(self, keeper: ZygoteKeeper) -> None:
+    async def _stop(self, keeper: ZygoteKeeper, brood: Brood) -> None:
         for order in list(self._orders.values()):
             self._fail(order, Unavailable(f"{order.name}: the Spawner was stopped"))
-        for child, _ in self._children.values():
-            child.kill_group()
-            child.signal(signal.SIGKILL)  # one that does not lead its group yet
-        if self._children:
-            self._childless.clear()
-            await _within(self._childless, _STOP_KILL_S)
+        brood.kill_all()
+        await _within(brood.childless, _STOP_KILL_S)
         keeper.end()
         await _within(keeper.gone, _STOP_ZYGOTE_S)
         await self._archives.close()
-        for child, _ in list(self._children.values()):
-            self._log(2, f"{child.name} (process {child.pid}) does not die")
-            self._finish(child, None)
+        brood.give_up()
 
     def _close(self) -> None:
         """End everything at once, also without a loop. Idempotent."""
         self._is_closed = True
-        for timer in self._waits.values():
-            timer.cancel()
-        for child, _ in self._children.values():
-            child.kill_group()
-            child.signal(signal.SIGKILL)  # one that does not lead its group yet
-            child.close()
+        if self._brood is not None:
+            self._brood.close()
         for order in self._orders.values():
             order.close()
         if self._keeper is not None:
@@ -321,15 +262,13 @@ class Spawner:
         self._forget()
 
     def _forget(self) -> None:
-        self._children.clear()
         self._orders.clear()
-        self._waits.clear()
         _spawners.discard(self)
 
     def disown(self) -> None:
         """In a process forked from the owner: close the copies, and touch nothing else."""
-        for child, _ in self._children.values():
-            child.disown()
+        if self._brood is not None:
+            self._brood.disown()
         for order in self._orders.values():
             order.close()
         if self._keeper is not None:
@@ -350,12 +289,12 @@ class Spawner:
         return SpawnerStats(
             zygote_pid=keeper.pid,
             zygotes_started=keeper.started,
-            children=len(self._children),
+            children=len(self._brood) if self._brood is not None else 0,
             orders=len(self._orders),
             spawned=self._spawned,
             failed=self._failed,
-            exited=self._exited,
-            unknown_statuses=self._unknown,
+            exited=self._brood.exited if self._brood is not None else 0,
+            unknown_statuses=self._brood.unknown_statuses if self._brood is not None else 0,
         )
 
     def _check_usable(self) -> None:
@@ -364,10 +303,10 @@ class Spawner:
         if self._stopping is not None or self._is_closed:
             raise Unavailable("this Spawner was stopped")
 
-    def _running(self) -> tuple[ZygoteKeeper, asyncio.AbstractEventLoop]:
-        if self._keeper is None or self._loop is None:
+    def _running(self) -> tuple[ZygoteKeeper, Brood, asyncio.AbstractEventLoop]:
+        if self._keeper is None or self._brood is None or self._loop is None:
             raise Unavailable("this Spawner was not started")
-        return self._keeper, self._loop
+        return self._keeper, self._brood, self._loop
 
 
 def _unfailing(log: Callable[[int, str], None]) -> Callable[[int, str], None]:

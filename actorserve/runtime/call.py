@@ -11,7 +11,9 @@ any thread. What always holds: an ask or a stream ends exactly once, whoever com
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
+from types import FrameType
 from typing import Any, Protocol
 
 from actorserve.clock import monotonic_s
@@ -26,6 +28,7 @@ from actorserve.wire.actors import ASK, STREAM, TELL
 __all__ = ["ASK", "STREAM", "TELL", "Call", "LocalCall", "Runner", "Work"]
 
 _log = logging.getLogger("actorserve")
+_OWN = "actorserve.runtime."
 
 
 class Runner(Protocol):
@@ -159,7 +162,7 @@ class Call:
 class LocalCall(Call):
     """A call by a reference in the system's process."""
 
-    __slots__ = ("_message", "_packed", "_stream", "answer")
+    __slots__ = ("_message", "_packed", "_sent_at", "_stream", "answer")
 
     def __init__(
         self,
@@ -172,6 +175,7 @@ class LocalCall(Call):
         super().__init__(door, target, kind, deadline_s)
         self._message = message
         self._packed: Packed | None = None
+        self._sent_at = ""
         self.answer: Answer[Any] | None = None
         self._stream: weakref.ref[Stream[Any]] | None = None
 
@@ -215,6 +219,14 @@ class LocalCall(Call):
         if self._packed is None:
             self._packed = pack_message(self._message, self.door)
         return self._packed
+
+    def leaves(self) -> None:
+        """Be packed for another process, in the caller's own stack; it may not be read there.
+
+        Raises InvalidArgument where it cannot travel.
+        """
+        self.packed()
+        self._sent_at = _line_of_caller()
 
     def taken(self) -> None:
         """Say that the mailbox has it: that is all that a tell waits for."""
@@ -261,6 +273,8 @@ class LocalCall(Call):
 
     def fail(self, error: ActorserveError) -> None:
         """End it with an error; that of a tell that was taken has no reader any more."""
+        if isinstance(error, ProtocolError) and self._sent_at:
+            error = ProtocolError(f"{self.describe()}, sent at {self._sent_at}: {error.message}")
         if self.kind == STREAM:
             stream = self._stream() if self._stream is not None else None
             if stream is not None:
@@ -270,3 +284,11 @@ class LocalCall(Call):
 
     def _misfit(self, error: ProtocolError) -> InternalError:
         return InternalError(f"{self.describe()} was answered with something else: {error}")
+
+
+def _line_of_caller() -> str:
+    """Return where the code stands that has called this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

@@ -82,7 +82,7 @@ class SystemDoor:
     def _put(self, ref: ActorRef, call: LocalCall, is_nowait: bool) -> None:
         target = ref.target
         if target.is_remote:
-            call.packed()  # here, where an error still meets its author
+            call.leaves()  # here, where an error still meets its author
         target.mailbox.put(call, is_nowait=is_nowait)
 
     def stop(self, ref: ActorRef, *, is_drained: bool, timeout_s: float | None) -> Answer[None]:

@@ -10,6 +10,7 @@ name. Never pickle: what comes is decoded into the types that the receiver expec
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class _Hooks(threading.local):
 
 
 _hooks = _Hooks()
+_PLACE = re.compile(r" - at `\$\[(\d+)\]([^`]*)`$")
 
 
 # --- packing -------------------------------------------------------------------------------------
@@ -142,12 +144,32 @@ def unpack(packed: Packed, expected: Any, door: Door) -> Any:
 
 
 def unpack_message(packed: Packed, door: Door) -> Message[Any]:
-    """Return the message. Raises ProtocolError, or BootError where its class cannot be had."""
+    """Return the message; its class is imported if need be.
+
+    Raises BootError where the class cannot be had, and ProtocolError for what is none of its
+    messages: the error names the field and what it should hold.
+    """
     kind = resolve(packed.kind)
     if not issubclass(kind, Message):
         raise ProtocolError(f"{packed.kind} is no class of messages")
-    message: Message[Any] = unpack(packed, kind, door)
+    try:
+        message: Message[Any] = unpack(packed, kind, door)
+    except ProtocolError as error:
+        raise ProtocolError(_with_field(kind, error.message)) from None
     return message
+
+
+def _with_field(kind: type[Message[Any]], text: str) -> str:
+    """Say which field of a message a decoder's text is about; it counts them, behind the tag."""
+    found = _PLACE.search(text)
+    fields = kind.__struct_fields__
+    if found is None or not 0 < int(found[1]) <= len(fields):
+        return text
+    what = text[: found.start()]
+    return (
+        f"its field {fields[int(found[1]) - 1] + found[2]!r} does not fit {kind.__name__}: "
+        f"{what[:1].lower()}{what[1:]}"
+    )
 
 
 def unpack_reply(packed: Packed, kind: type[Message[Any]], door: Door) -> Any:

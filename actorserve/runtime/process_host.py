@@ -91,7 +91,8 @@ class ProcessHost:
         self._guest: Guest | None = None
         self._watch = Watch(cell.spec.where.budgets())
         self._in_flight: InFlight | None = None
-        self._is_ready = False
+        self._python: str | None = None
+        self._is_attached = self._is_ready = False
         self._is_due = False
         self._end_reason = ""  # beats what the exit status says
         self._leaving: Leaving | None = None
@@ -118,6 +119,7 @@ class ProcessHost:
                 decode=decode_from_actor,
             )
             spec = child_spec(self._cell.name, self._cell.spec.where)
+            self._python = spec.python
             child = await processes.spawner.spawn(spec, self.on_exit, print_line)
         except Exception as error:
             # Whatever it was: each Spawn has to be answered, or the machine waits for ever.
@@ -204,6 +206,7 @@ class ProcessHost:
 
     def on_attached(self, message: Attached) -> None:
         """See Listener."""
+        self._is_attached = True
         self._phase(Phase.ATTACHED, "attached")
 
     def on_messages(self, messages: list[FromActor]) -> None:
@@ -324,6 +327,9 @@ class ProcessHost:
         end, outbox = self._end, self._outbox
         if end is not None:
             end.read_rest()
+        refusal = None if self._is_attached else exit_.as_refusal(self._python)
+        if refusal is not None and not self._end_reason:
+            self.on_refused(BootError(refusal))
         reason, is_normal = self._why(exit_)
         self._is_ready = False
         self._processes.remove(self)

@@ -36,8 +36,7 @@ SIGABRT (it dumps its stacks) and SIGCONT (it may be stopped), `ABORT_GRACE_S`, 
 that is told to stop while it starts is killed: finalize has nothing to undo yet, and its main
 thread may be busy for minutes.
 
-A timer that fires late by more than `LATE_S` says that our own process was stopped, not that the
-child is slow: the phase gets its budget once more. While a debugger has it, it gets it always.
+Which timers are armed, and whether one that fires counts, is in alarms.py.
 """
 
 from __future__ import annotations
@@ -45,14 +44,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from actorserve.state.alarms import Alarms
 from actorserve.state.lifecycle import (
     START_PHASES,
     Action,
-    ArmTimer,
     AskFinalize,
     BootRefused,
     Budgets,
-    CancelTimer,
     ChildStats,
     Escalate,
     Event,
@@ -83,9 +81,6 @@ ABORT_GRACE_S = 2.0
 """From SIGABRT to SIGKILL, and from a reported boot error to SIGKILL."""
 SPAWN_RETRY_S = 0.1
 """The least delay after a spawn that failed, whatever the policy: the host lacks something."""
-LATE_S = 2.0
-"""A timer that fires later than this was held up by us."""
-_EARLY_S = 0.01  # loops may fire a timer early by the resolution of their clock
 
 
 class ChildMachine:
@@ -115,9 +110,7 @@ class ChildMachine:
         self._ready_since_s: float | None = None  # this incarnation; None if it never was
         self._was_alive = False  # this incarnation had a process before it was given up
         self._is_wanted = False  # Start came while the old process was still going
-        self._is_excused = False  # this phase got its second budget
-        self._due_s: dict[Timer, float] = {}  # the timers that are armed
-        self._phase_budget_s = 0.0
+        self._alarms = Alarms()
         self._history = History(self.restart)
         self._restarts = 0
         self._ignored = 0
@@ -127,7 +120,7 @@ class ChildMachine:
     def handle(self, event: Event) -> list[Action]:
         """Take an event; return what has to be done now, in this order."""
         actions: list[Action] = []
-        self._actions = actions
+        self._actions = self._alarms.actions = actions
         rule = _RULES.get((self.state, type(event)))
         if rule is None or (isinstance(event, Report) and event.incarnation != self.incarnation):
             self._ignored += 1
@@ -142,8 +135,10 @@ class ChildMachine:
     def start_due_s(self, now_s: float) -> float | None:
         """Return the seconds until the next start, 0 while it starts; None if none is planned."""
         if self.state is State.BACKOFF:
-            due_s = self._due_s.get(Timer.BACKOFF, self._due_s.get(Timer.KILL, now_s))
-            return max(0.0, due_s - now_s)
+            due_s = self._alarms.due_s(Timer.BACKOFF)
+            if due_s is None:
+                due_s = self._alarms.due_s(Timer.KILL)
+            return 0.0 if due_s is None else max(0.0, due_s - now_s)
         return 0.0 if self.state is State.STARTING else None
 
     def stats(self) -> ChildStats:
@@ -158,7 +153,7 @@ class ChildMachine:
             reason=self._reason,
             state_since_s=self._state_since_s,
             ready_since_s=self._ready_since_s if self.state is State.RUNNING else None,
-            next_start_s=self._due_s.get(Timer.BACKOFF),
+            next_start_s=self._alarms.due_s(Timer.BACKOFF),
         )
 
     def _start(self, event: Start) -> None:
@@ -265,28 +260,16 @@ class ChildMachine:
             self._arm(Timer.KILL, event.now_s, ABORT_GRACE_S)
 
     def _timer_fired(self, event: TimerFired) -> None:
-        due_s = self._due_s.get(event.kind)
-        if due_s is None:
+        is_due = self._alarms.is_due(event)
+        if is_due is None:
             self._ignored += 1  # cancelled while it was on its way
-        elif event.now_s < due_s - _EARLY_S:
-            self._arm(event.kind, event.now_s, due_s - event.now_s)
-        else:
-            del self._due_s[event.kind]
-            if event.kind is Timer.PHASE:
-                self._phase_over(event, due_s)
-            elif event.kind is Timer.KILL:
-                self._kill()
-            else:
-                self._respawn(event.now_s)
-
-    def _phase_over(self, event: TimerFired, due_s: float) -> None:
-        is_late = event.now_s - due_s > LATE_S and not self._is_excused
-        if is_late or event.is_traced:
-            self._is_excused = self._is_excused or is_late
-            self._arm(Timer.PHASE, event.now_s, self._phase_budget_s)
-            return
-        reason = f"timed out: still {self._doing} after {self._phase_budget_s:g} s"
-        self._hung(Hung(event.incarnation, event.now_s, reason))
+        elif is_due and event.kind is Timer.PHASE:
+            reason = f"timed out: still {self._doing} after {self._alarms.phase_budget_s:g} s"
+            self._hung(Hung(event.incarnation, event.now_s, reason))
+        elif is_due and event.kind is Timer.KILL:
+            self._kill()
+        elif is_due:
+            self._respawn(event.now_s)
 
     # --- what follows ---------------------------------------------------------------------------
 
@@ -348,9 +331,7 @@ class ChildMachine:
         self._begin_phase(now_s, self.budgets.finalize_s)
 
     def _begin_phase(self, now_s: float, budget_s: float) -> None:
-        self._is_excused = False
-        self._phase_budget_s = budget_s
-        self._arm(Timer.PHASE, now_s, budget_s)
+        self._alarms.begin_phase(now_s, budget_s, self.incarnation)
 
     def _kill(self) -> None:
         """End the process now; one that does not exist yet is killed by `_spawned`."""
@@ -362,8 +343,7 @@ class ChildMachine:
 
     def _clear_process(self) -> None:
         self._process = Process.NONE
-        for kind in list(self._due_s):
-            self._disarm(kind)
+        self._alarms.disarm_all()
 
     def _enter(self, state: State, now_s: float, reason: str) -> None:
         self._reason = reason
@@ -373,12 +353,10 @@ class ChildMachine:
             self._actions.append(ReportState(state, reason))
 
     def _arm(self, kind: Timer, now_s: float, delay_s: float) -> None:
-        self._due_s[kind] = now_s + delay_s
-        self._actions.append(ArmTimer(kind, delay_s, self.incarnation))
+        self._alarms.arm(kind, now_s, delay_s, self.incarnation)
 
     def _disarm(self, kind: Timer) -> None:
-        if self._due_s.pop(kind, None) is not None:
-            self._actions.append(CancelTimer(kind))
+        self._alarms.disarm(kind)
 
 
 _RULES: dict[tuple[State, type], Callable[[ChildMachine, Any], None]] = {

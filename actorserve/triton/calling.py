@@ -8,6 +8,8 @@ times, and where no stub is, a call is refused with the documented text.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from actorserve.triton.error import TritonModelException
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
     from actorserve.triton.request import InferenceRequest
     from actorserve.triton.response import InferenceResponse
     from actorserve.triton.response_iterator import ResponseIterator
+
+
+calling_for: contextvars.ContextVar[Sequence[int]] = contextvars.ContextVar(
+    "actorserve_calling_for", default=()
+)
+"""The ids of the requests that the running code works for, as far as context variables tell.
+
+Whoever runs `execute` sets it; tasks, callbacks and `asyncio.to_thread` take it along.
+"""
 
 
 class Caller(Protocol):

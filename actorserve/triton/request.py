@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from actorserve.triton.calling import current_caller
+from actorserve.triton.calling import calling_for, current_caller
 from actorserve.triton.constants import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -35,7 +35,8 @@ _NO_REPLY = NoReply()
 class InferenceRequest:
     """A request; see the module's head."""
 
-    # Model name and version, preferred memory and trace are of a request that a model makes.
+    # Model name and version, preferred memory, trace and parents are of a request that a model
+    # makes; the parents are those for which its code ran then.
     __slots__ = (
         "__weakref__",
         "_correlation_id",
@@ -44,6 +45,7 @@ class InferenceRequest:
         "_model_name",
         "_model_version",
         "_parameters",
+        "_parents",
         "_preferred_memory",
         "_reply",
         "_request_id",
@@ -88,6 +90,7 @@ class InferenceRequest:
         self._trace = _instance(trace, InferenceTrace, "trace")
         self._parameters = "{}" if parameters is None else parameters_json(parameters)
         self._reply = _NO_REPLY
+        self._parents = calling_for.get()
 
     @classmethod
     def _received(

@@ -8,7 +8,8 @@ process/boot.py):
     supervisor ── boot socket ──► unpacker Unpack                     (with the archive's)
     stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
     supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
-    supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady, CancelTold
+    supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady, CancelTold,
+                                          Disowned
     supervisor ── either lane ──► stub    CallResponded, Answered (the lane that was asked for)
     stub       ── up lane ──────► superv. PhaseEntered, Initialized, AutoCompleted, BootFailed,
                                           Executed, Responded, Finalized, LogRecord, Pong,
@@ -271,6 +272,15 @@ class CancelTold(Message, frozen=True, tag=20):
     requests: list[int]
 
 
+class Disowned(Message, frozen=True, tag=28):
+    """Say that nobody hears of these requests any more: the stub is to end them.
+
+    They have outlived their batches; the model, which has kept their senders, may never end them.
+    """
+
+    requests: list[int]
+
+
 # --- stub to supervisor --------------------------------------------------------------------------
 
 
@@ -429,6 +439,7 @@ ToStub = (
     | Answered
     | AskReady
     | CancelTold
+    | Disowned
 )
 ToSupervisor = (
     PhaseEntered

@@ -176,6 +176,24 @@ def test_row_30_an_interpreter_that_cannot_be_a_stub_is_a_boot_error(serve, repo
     serve(test, auto_complete_config=False)
 
 
+def test_row_30_an_interpreter_that_is_no_python_is_tried_once(serve, repository, tmp_path, caplog):
+    """What ends before it runs a line of ours will do so again."""
+    bin_dir = tmp_path / "environment" / "bin"
+    bin_dir.mkdir(parents=True)
+    (bin_dir / "python").write_text(f"#!/bin/sh\necho again >> {tmp_path}/starts\nexit 3\n")
+    (bin_dir / "python").chmod(0o755)
+    extra = parameter("EXECUTION_ENV_PATH", bin_dir.parent)
+    write_model(repository, "model", extra=extra)
+
+    async def test(harness: Harness) -> None:
+        reason = harness.server.failures["model"]
+        assert f"interpreter '{bin_dir}/python' exited with code 3 before" in reason
+        assert "expected a Python of 3.10 or newer" in reason
+        assert (tmp_path / "starts").read_text() == "again\n"
+
+    serve(test, auto_complete_config=False)
+
+
 def test_row_31_a_stub_that_dies_after_each_start_is_tried_for_ever(serve, repository, caplog):
     """Ready and dead again and again: at once, then with growing pauses, in few lines of log."""
     body = """

@@ -182,6 +182,7 @@ class ScriptServer:
     """An embedded server in a thread of its own, and clients that send it code."""
 
     def __init__(self, repository: Path, **settings: Any) -> None:
+        self.folder = repository
         settings.setdefault("crash_dir", str(repository.parent / "crashes"))
         settings.setdefault("restart_backoff_s", (0.0, 0.0))
         self._loop = asyncio.new_event_loop()

@@ -48,6 +48,13 @@ CALLS = {
     "a stream": "list(scripted(MODEL, TEXT).exec(decoupled=True))",
     "async_exec": "await scripted(MODEL, TEXT).async_exec()",
     "a thread's exec": "await asyncio.to_thread(scripted(MODEL, TEXT).exec)",
+    "a job of the loop's executor": (
+        "await asyncio.get_running_loop().run_in_executor("
+        "None, lambda: scripted(MODEL, TEXT).exec())"
+    ),
+    "a job of an executor": "kept.pool.submit(lambda: scripted(MODEL, TEXT).exec()).result()",
+    "a thread that is started there": "in_thread(lambda: scripted(MODEL, TEXT).exec())",
+    "a request that an old thread sends": "old_thread(scripted(MODEL, TEXT).exec)",
 }
 
 
@@ -55,7 +62,37 @@ def calling(how: str, model: str, text: str) -> str:
     """Return code that makes a call, and answers with its outcome."""
     made = CALLS[how].replace("MODEL", repr(model)).replace("TEXT", repr(text))
     word = "return" if "await" in how + made else "result ="
-    return f"response = {made}\n{word} [answer([1])]\n"
+    return f"{THREADS}response = {made}\n{word} [answer([1])]\n"
+
+
+THREADS = """\
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+def old_thread(function):
+    done = SimpleQueue()
+    kept.jobs.put(lambda: done.put(function()))
+    done.get()
+
+def work(jobs):
+    while True:
+        jobs.get()()
+
+if not hasattr(kept, "pool"):
+    # Threads that no request is to be found by: they were there before.
+    def prepare():
+        kept.pool = ThreadPoolExecutor(1)
+        kept.pool.submit(int).result()
+        kept.jobs = SimpleQueue()
+        threading.Thread(target=work, args=(kept.jobs,), daemon=True).start()
+    import contextvars
+    contextvars.Context().run(prepare)
+"""
 
 
 @pytest.mark.parametrize("how", CALLS)

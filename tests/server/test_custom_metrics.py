@@ -285,6 +285,30 @@ def test_a_forked_child_is_told_that_it_cannot_measure(server: Server) -> None:
     run(server, "del metric, family")
 
 
+@pytest.mark.parametrize(
+    "measures",
+    ["metric.increment(1)", "metric.value()", "family.Metric(labels={'a': 'b'}).increment(1)"],
+)
+def test_a_job_of_a_pool_fails_where_it_measures(server: Server, measures: str) -> None:
+    """The pool's user hears why, by the ways of multiprocessing; nothing is lost in silence."""
+    code = made("pooled") + (
+        "import builtins, multiprocessing\n"
+        "def job(n):\n"
+        f"    {measures}\n"
+        "builtins.pooled_job = job\n"
+        "job.__module__, job.__qualname__ = 'builtins', 'pooled_job'\n"
+        "with multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "    try:\n"
+        "        out = pool.map(job, [1])\n"
+        "    except pb_utils.TritonModelException as error:\n"
+        "        out = str(error)\n"
+        "    pool.close(); pool.join()\n"
+    )
+    assert "that the model has forked" in run(server, code)
+    assert run(server, "out = metric.value()") == "0.0"
+    run(server, "del metric, family")
+
+
 # --- instances, restarts, reloads ----------------------------------------------------------------
 
 

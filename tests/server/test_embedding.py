@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,9 @@ import pytest
 from actorserve import Supervisor, SyncSupervisor
 from actorserve.config import Settings
 from actorserve.errors import InvalidArgument, NotFound, Unavailable
+from tests.conftest import wait_until
+from tests.server.calling_models import DECOUPLED
+from tests.server.harness import IDENTITY_CONFIG, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "repository"
 ONLY_ADD_SUB = Settings(model_control_mode="explicit", load_model=("add_sub",))
@@ -147,22 +151,6 @@ def test_a_copy_that_was_given_up_keeps_its_block_to_itself(monkeypatch):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
-def test_a_limit_that_is_none_is_refused_and_keeps_nothing(timeout_s):
-    """Before any memory is taken for the inputs."""
-
-    async def main() -> None:
-        async with Supervisor(EXAMPLES, ONLY_ADD_SUB) as server:
-            x = np.zeros(100_000, np.float32)
-            with pytest.raises(InvalidArgument, match="timeout_s is"):
-                await server.infer("add_sub", {"INPUT0": x, "INPUT1": x}, timeout_s=timeout_s)
-            with pytest.raises(InvalidArgument, match="timeout_s is"):
-                await server.stream("add_sub", {"INPUT0": x}, timeout_s=timeout_s).__anext__()
-            assert server.stats().exchange.held_blocks == 0
-
-    asyncio.run(main())
-
-
 def test_a_stream_that_the_collector_ends_in_the_loop_s_thread_blocks_nothing():
     """A generator in a cycle is closed wherever the collector happens to run."""
     with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
@@ -191,3 +179,77 @@ def test_a_server_that_is_stopped_while_it_opens_does_not_serve():
             assert server.is_ready()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("timeout_s", 0),
+        ("timeout_s", -1.5),
+        ("timeout_s", float("nan")),
+        ("timeout_s", "3"),
+        ("timeout_s", True),
+        ("priority", -1),
+        ("priority", 1 << 64),
+        ("priority", 0.5),
+    ],
+)
+def test_limits_that_cannot_be_meant_are_refused(argument, value):
+    """By name, before anything is sent; infer and stream alike."""
+    with SyncSupervisor(EXAMPLES, ONLY_ADD_SUB) as server:
+        wanted = {argument: value}
+        for attempt in (
+            lambda: server.infer("add_sub", INPUTS, **wanted),
+            lambda: list(server.stream("add_sub", INPUTS, **wanted)),
+        ):
+            with pytest.raises(InvalidArgument, match=f"^{argument}: expected .* got {value!r}"):
+                attempt()
+        limits = {"timeout_s": np.float32(20), "priority": 0}
+        assert len(server.infer("add_sub", INPUTS, **limits)) == 2
+        assert server.infer("add_sub", INPUTS, timeout_s=float("inf"))
+
+
+ENDLESS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            threading.Thread(target=self.run, args=(request, sender)).start()
+
+    def run(self, request, sender):
+        output = pb_utils.Tensor("OUTPUT0", np.ones(1, np.float32))
+        sender.send(pb_utils.InferenceResponse([output]))
+        while not request.is_cancelled():
+            time.sleep(0.001)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_an_interrupt_ends_a_stream_wherever_it_comes(tmp_path):
+    """Ctrl-C while the next response is awaited, or while that begins: nothing else is raised."""
+    write_model(tmp_path / "repository", "endless", ENDLESS, IDENTITY_CONFIG + DECOUPLED)
+    settings = Settings(crash_dir=str(tmp_path / "crashes"))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with SyncSupervisor(tmp_path / "repository", settings) as server:
+            for turn in range(30):
+                stream = server.stream("endless", {"INPUT0": np.ones(1, np.float32)})
+                assert next(stream)["OUTPUT0"].tolist() == [1]
+                with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 + turn * 2e-5)
+                    next(stream)
+                    signal.pause()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert server.is_ready()
+
+            def pending() -> int:
+                scheduler = server.stats().models[0].versions[0].scheduler
+                return scheduler.queued + scheduler.in_flight
+
+            wait_until(lambda: pending() == 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -275,6 +275,7 @@ def test_generate_maps_members_to_tensors_and_parameters(server: Server) -> None
     [
         ("tells", {}, 400, "missing required input(s) ['TEXT']"),
         ("tells", {"TEXT": "a", "EXTRA": 5}, 400, "The schema can not convert input 'EXTRA'"),
+        ("tells", {"TEXT": [["a"], ["b"]]}, 400, "generate takes one request without a batch"),
         ("tells", {"TEXT": 5}, 400, "Unable to parse input 'TEXT'"),
         ("nobody", {"TEXT": 5}, 404, "is not found"),
         ("count", {"INPUT0": 0}, 400, "exactly 1 response"),

@@ -288,3 +288,187 @@ def test_a_forked_child_that_returns_from_execute_changes_nothing(server):
             sender.send(answer([1]), FINAL)
         """
     assert server.values("stream", code) == [1]
+
+
+# --- code that has failed, and is kept -----------------------------------------------------------
+
+KEPT = {
+    "a task in a list": """
+        async def run(sender):
+            await asyncio.sleep(0)
+            raise ValueError("kept and dead")
+        kept.task = asyncio.create_task(run(request.get_response_sender()))
+        """,
+    "a request in a coroutine that a task awaits": """
+        async def inner(requests):
+            await asyncio.sleep(0)
+            raise ValueError("kept and dead")
+        async def run(requests):
+            await inner(requests)
+        kept.task = asyncio.create_task(run(requests))
+        """,
+    "a task of a group": """
+        async def run(sender):
+            raise ValueError("kept and dead")
+        kept.task = asyncio.gather(run(request.get_response_sender()))
+        """,
+    "a job of an executor": """
+        def run(sender):
+            raise ValueError("kept and dead")
+        loop = asyncio.get_running_loop()
+        kept.task = loop.run_in_executor(None, run, request.get_response_sender())
+        """,
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_failed_code_that_is_kept_answers_nothing(server, how):
+    """Its exception keeps its variables, with the sender; the client hears of it all the same."""
+    error = server.error("astream", KEPT[how])
+    assert "ValueError: kept and dead" in error.message
+    assert "dropped" in error.message
+    assert server.values("astream", LET_GO) == [1]
+
+
+LET_GO = "kept.__dict__.clear()\nrequest.get_response_sender().send(answer([1]), FINAL)"
+
+
+def test_a_cancelled_task_that_is_kept_answers_nothing(server):
+    """The task holds the error that has cancelled it."""
+    code = """
+        async def run(sender):
+            await asyncio.sleep(1000)
+        kept.task = asyncio.create_task(run(request.get_response_sender()))
+        await asyncio.sleep(0)
+        kept.task.cancel()
+        """
+    error = server.error("astream", code)
+    assert "CancelledError" in error.message
+    assert server.values("astream", LET_GO) == [1]
+
+
+@pytest.mark.parametrize("model", ["plain", "stream"])
+def test_a_thread_that_is_dead_answers_nothing(server, model):
+    """Whoever has kept its exception, or that of an executor's job."""
+    code = """
+        def run(sender):
+            try:
+                raise ValueError("kept and dead")
+            except ValueError as error:
+                kept.error = error
+                raise
+        start(run, request.get_response_sender())
+        """
+    assert "ValueError: kept and dead" in server.error(model, code).message
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        def run(sender):
+            raise KeyError("kept, too")
+        kept.pool = ThreadPoolExecutor(1)
+        kept.job = kept.pool.submit(run, request.get_response_sender())
+        """
+    assert "KeyError: 'kept, too'" in server.error(model, code).message
+    code = "kept.pool.shutdown()\n" + LET_GO
+    assert server.values(model, code) == [1]
+
+
+def test_whoever_waits_for_failed_code_may_answer(server):
+    """The sender is its own, too: what it says is what the client hears."""
+    code = """
+        async def part(sender):
+            sender.send(answer([1]))
+            raise ValueError("the part's own")
+        async def run(sender):
+            kept.task = asyncio.create_task(part(sender))
+            try:
+                await kept.task
+            except ValueError as error:
+                await asyncio.sleep(0.01)
+                sender.send(failure(f"said otherwise: {error}"), FINAL)
+        kept.whole = asyncio.create_task(run(request.get_response_sender()))
+        """
+    one, error = server.values("astream", code)
+    assert one == 1
+    assert error.message == "said otherwise: the part's own"
+    assert server.values("astream", LET_GO) == [1]
+
+
+def test_an_error_that_others_live_on_with_ends_only_who_failed(server):
+    """One error went through the frames of tasks that have caught it and go on."""
+    code = """
+        async def user(number, sender, catches):
+            try:
+                await kept.news
+            except KeyError:
+                if not catches:
+                    raise
+                await asyncio.sleep(0.02)
+                sender.send(answer([number]))
+        async def engine(sender):
+            try:
+                raise KeyError("shared")
+            except KeyError as error:
+                kept.news.set_exception(error)
+                await asyncio.sleep(0.04)
+            sender.send(answer([3]), FINAL)
+        kept.news = asyncio.get_running_loop().create_future()
+        sender = request.get_response_sender()
+        kept.tasks = [asyncio.create_task(user(n, sender, n == 2)) for n in (1, 2)]
+        kept.tasks.append(asyncio.create_task(engine(sender)))
+        """
+    assert server.values("astream", code) == [2, 3]
+    assert server.values("astream", LET_GO) == [1]
+
+
+# --- senders that are kept for ever --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["plain", "stream"])
+def test_clients_that_left_do_not_use_up_their_model(server, model):
+    """More of them than there are slots; their senders stay cancelled, and say nothing more."""
+    keep = """
+        sender = request.get_response_sender()
+        kept.__dict__.setdefault("senders", []).append(sender)
+        """
+
+    async def leave() -> None:
+        sent = [server.submit(model, keep, Heard()) for _ in range(550)]
+        last = Heard()
+        server.submit(model, "request.get_response_sender().send(answer([0]), FINAL)", last)
+        await until(last.ended.is_set)
+        for each in sent:
+            each.disconnect()
+
+    for _ in range(2):
+        server.run(leave())
+    code = """
+        until(lambda: all(each.is_cancelled() for each in kept.senders))
+        for each in kept.senders:
+            if "stream" == MODEL:
+                each.send(answer([1]))
+            each.send(answer([2]), FINAL)
+        sender = request.get_response_sender()
+        sender.send(answer([len(kept.senders)]), FINAL)
+        kept.__dict__.clear()
+        """
+    assert server.values(model, code.replace("MODEL", repr(model))) == [1100]
+
+
+def test_iterators_that_are_dropped_do_not_use_up_their_callee(server):
+    """A model that makes calls whose streams never end."""
+    keep = "kept.__dict__.setdefault('senders', []).append(request.get_response_sender())"
+    code = f"""
+        for n in range(1100):
+            iterator = scripted("stream", {keep!r}).exec(decoupled=True)
+            del iterator
+        sender = request.get_response_sender()
+        sender.send(answer([1]), FINAL)
+        """
+    assert server.values("plain", code) == [1]
+    code = """
+        until(lambda: all(each.is_cancelled() for each in kept.senders))
+        kept.__dict__.clear()
+        request.get_response_sender().send(answer([1]), FINAL)
+        """
+    wait_until(lambda: server.values("stream", "request.get_response_sender().send(flags=FINAL)"))
+    assert server.values("stream", code) == [1]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from actorserve.actors.ordered_responses import OrderedFactory, OrderedScheduler
-from actorserve.actors.response_factory import ResponseFactory, parameters_text
+from actorserve.actors.request_parameters import parameters_text
+from actorserve.actors.response_factory import ResponseFactory
 from actorserve.actors.scheduler import Scheduler
 from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, ProtocolError

@@ -17,7 +17,7 @@ from actorserve.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from actorserve.wire.messages import Execute, Executed, Handle, WireResponse, WireTensor
+from actorserve.wire.messages import Disowned, Execute, Executed, Handle, WireResponse, WireTensor
 from tests.unit.actors.conftest import FakeDesk, Made
 
 decode = msgspec.msgpack.Decoder(Execute).decode
@@ -58,6 +58,10 @@ class FakeEnd:
         self.rung: list[bool] = []
         self.woken = 0
         self.told: list[int] = []
+        self.disowned: list[list[int]] = []
+
+    def send_control(self, message: Disowned) -> None:
+        self.disowned.append(message.requests)
 
     def tell_of_credit(self, request: int) -> None:
         self.told.append(request)
@@ -224,6 +228,40 @@ def test_cancel_slots_are_used_again(in_flight, end, make):
     again = make(4)
     in_flight.send(factories(again))
     assert sorted(wire.cancel_slot for wire in end.sent[1].requests) == [0, 1, 2, 3]
+
+
+def test_requests_without_a_client_do_not_take_all_slots(end, exchange, make, monkeypatch):
+    """Senders that the model keeps for ever: beyond a limit, the stub is told to end them."""
+    monkeypatch.setattr("actorserve.actors.in_flight.MOST_GONE", 1)
+    in_flight = InFlight("i", end, exchange)
+    kept = make(3)
+    for number, each in enumerate(kept, 1):
+        in_flight.send([each.factory])
+        in_flight.finish(Executed(number, [], 0, [each.key]))
+        each.factory.disconnect()
+    assert end.disowned == [[kept[0].key, kept[1].key]]
+    assert in_flight.requests == 3
+    for each in kept[:2]:
+        in_flight.respond(WireResponse(each.key, []))
+    assert in_flight.requests == 1
+    working = make(3)
+    in_flight.send(factories(working))
+    for each in working:
+        each.factory.disconnect()
+    assert end.disowned[1:] == [[kept[2].key]]  # not those that execute has in hand
+
+
+def test_a_batch_that_needs_all_slots_gets_them_back_at_once(end, exchange, make):
+    """One request that is kept and gone would hold all others up."""
+    in_flight = InFlight("i", end, exchange, most_in_batch=4)
+    (kept,) = make(1)
+    in_flight.send([kept.factory])
+    in_flight.finish(Executed(1, [], 0, [kept.key]))
+    assert not in_flight.has_slots
+    kept.factory.disconnect()
+    assert end.disowned == [[kept.key]]
+    in_flight.respond(WireResponse(kept.key, []))
+    assert in_flight.has_slots
 
 
 # --- frames --------------------------------------------------------------------------------------

@@ -141,3 +141,34 @@ def test_cancellation_is_read_from_the_page(world):
     assert world.reply(slot=7).sender().is_cancelled()
     assert not world.reply(slot=1).is_cancelled()
     assert not world.reply(slot=-1).is_cancelled()
+
+
+def test_what_is_disowned_ends_and_its_slot_is_not_looked_at(world):
+    """What the model still sends goes nowhere, and it is cancelled for good."""
+    kept, taken = world.reply(1), world.reply(2, slot=7)
+    kept.stay_open()
+    sender = taken.sender()
+    sender.send(answer(1))
+    world.grant(1, 2)
+    world.replies.disowned([1, 2, 3])
+    assert world.values == [1, ["the client is gone"], ["the client is gone"]]
+    late = kept.sender()
+    for each in (sender, late):
+        each.send(answer(5))
+        each.send(flags=FINAL)
+        assert each.is_cancelled()
+    world.end.page.is_cancelled = None  # type: ignore[assignment]
+    assert kept.is_cancelled()
+    del sender, late, kept, taken, each
+    gc.collect()
+    world.replies.reap()
+    assert len(world.values) == 3
+
+
+def test_what_has_ended_is_not_disowned_again(world):
+    """The end that it has is on its way."""
+    reply = world.reply(1)
+    sender = reply.sender()
+    sender.send(answer(1), FINAL)
+    world.replies.disowned([1])
+    assert world.values == [[1]]

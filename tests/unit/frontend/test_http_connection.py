@@ -304,6 +304,34 @@ def test_a_body_that_is_too_large_is_413(start: Any) -> None:
             assert client.read().status == 413
 
 
+@pytest.mark.parametrize("path", ["/v2/models/ident/infer", "/v2/models/ident/generate", "/v2/x"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    ],
+)
+def test_a_transfer_coding_that_is_not_known_is_501(start: Any, path: str, fields: str) -> None:
+    """Its chunks are no body, but what a body was made into."""
+    server = start()
+    with server.connect() as client:
+        client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n".encode())
+        client.send(b"1\r\n{\r\n0\r\n\r\n")
+        reply = client.read()
+        assert reply.status == 501
+        assert "expected 'chunked'; a compressed body is named by Content-Encoding" in reply.error
+        assert client.is_closed()
+    with server.connect() as client:
+        client.send(
+            infer("ident", b"", "Transfer-Encoding: Chunked\r\n").replace(
+                b"Content-Length: 0\r\n", b""
+            )
+        )
+        client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(TEXT), TEXT))
+        assert client.read().status == 200
+
+
 def test_a_chunked_body_may_not_ask_for_more_than_the_limit(start: Any) -> None:
     """Row 86: nothing is allocated for what could never arrive."""
     server = start(max_input_bytes=10_000)

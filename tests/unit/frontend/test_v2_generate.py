@@ -125,6 +125,7 @@ def test_what_fits_no_shape_is_refused(dims: tuple[int, ...], batch: int, count:
         shape_of(spec, batch > 0, count)
     text = "The schema can not convert input 'X' to tensor with proper shape"
     assert caught.value.message.startswith(text)
+    assert "send a batch, or any other shape, to infer" in caught.value.message
 
 
 def test_reserved_parameters_go_where_infer_puts_them() -> None:
@@ -176,6 +177,7 @@ def test_an_input_named_like_the_id_is_an_input() -> None:
         ({"TEXT": ["a", 5]}, "`value[1]`"),
         ({"TEXT": ["a", "b"]}, "The schema can not convert input 'TEXT'"),
         ({"N": [[1]]}, "Expected `int`, got `array`"),
+        ({"N": [[1], [2]]}, "send a batch, or any other shape, to infer"),
         ({"N": 1.5}, "Expected `int`, got `float`"),
         ({"N": True}, "Expected `int`, got `bool`"),
         ({"N": "1"}, "Expected `int`, got `str`"),

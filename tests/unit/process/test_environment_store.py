@@ -319,7 +319,7 @@ def test_death_of_the_zygote_does_not_matter(
             waiter = asyncio.ensure_future(bench.spawner.unpacked(archive))
             await kit.until(lambda: bench.spawner.stats().children == 1)
             zygote = bench.zygote
-            (child,) = [child for child, _ in bench.spawner._children.values()]
+            (child,) = [child for child, _ in bench.spawner._brood._children.values()]
             await kit.until(lambda: child.sample().state == "T")
             os.kill(zygote, signal.SIGKILL)
             await bench.next_zygote(zygote)

@@ -27,6 +27,7 @@ from actorserve import (
     Thread,
 )
 from actorserve.errors import (
+    ActorserveError,
     AlreadyExists,
     Cancelled,
     ConfigError,
@@ -34,6 +35,7 @@ from actorserve.errors import (
     InternalError,
     InvalidArgument,
     NotFound,
+    ProtocolError,
     Unavailable,
 )
 from actorserve.runtime.placement import Placement
@@ -459,6 +461,40 @@ def test_an_answer_from_a_process_is_checked(warm: Warm):
             await ref.ask(Add(5, 0))
 
     warm(main)
+
+
+def test_a_message_that_does_not_fit_names_its_field_and_its_author(warm: Warm):
+    """Structs do not check what they are made of: the process that reads them does."""
+
+    async def main(system: ActorSystem) -> None:
+        ref = await system.spawn(Worker, where=Process(), name="w")
+        with pytest.raises(ProtocolError) as caught:
+            await ref.ask(Add("three", 4))  # type: ignore[arg-type]  # here
+        text = str(caught.value)
+        assert "Add for 'w'" in text
+        assert "its field 'a' does not fit Add: expected `int`, got `str`" in text
+        source = Path(__file__).read_text().splitlines()
+        (line,) = [n for n, each in enumerate(source, 1) if "ref.ask(Add(" + '"three"' in each]
+        assert f"sent at {__file__}:{line}: " in text
+        assert await ref.ask(Add(3, 4)) == 7
+
+    warm(main)
+
+
+def test_an_interpreter_that_is_no_python_is_tried_once(tmp_path: Path):
+    """The start fails at once, and says what is wrong."""
+    shell = tmp_path / "python"
+    shell.write_text(f"#!/bin/sh\necho again >> {tmp_path}/starts\nexec /bin/sh $*\n")
+    shell.chmod(0o755)
+
+    async def main() -> None:
+        async with ActorSystem("shell") as system:
+            with pytest.raises(ActorserveError, match="expected a Python of 3.10") as caught:
+                await system.spawn(Worker, where=Process(python=str(shell)), name="w")
+            assert f"interpreter '{shell}' exited with code" in str(caught.value)
+            assert (tmp_path / "starts").read_text() == "again\n"
+
+    asyncio.run(main())
 
 
 class Odd(Message[int]):

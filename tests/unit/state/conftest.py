@@ -38,7 +38,7 @@ class World:
         actions = self.machine.handle(event)
         for place, action in enumerate(actions):
             self._act(action, is_last=place == len(actions) - 1)
-        assert set(self.timers) == set(self.machine._due_s)
+        assert set(self.timers) == set(self.machine._alarms._due_s)
 
     def _act(self, action: life.Action, is_last: bool) -> None:
         if isinstance(action, life.Spawn):

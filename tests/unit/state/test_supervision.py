@@ -191,7 +191,7 @@ def _feed(machine: ChildMachine, *names: str, now_s: float = NOW_S) -> list[life
         event = EVENTS[name]
         at_s = now_s
         if isinstance(event, life.TimerFired):
-            at_s = machine._due_s.get(event.kind, now_s)
+            at_s = machine._alarms._due_s.get(event.kind, now_s)
         event = msgspec.structs.replace(event, now_s=at_s)
         if isinstance(event, life.Report):
             event = msgspec.structs.replace(event, incarnation=machine.incarnation)

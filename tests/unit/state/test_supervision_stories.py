@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from actorserve.state import lifecycle as life
+from actorserve.state.alarms import LATE_S
 from actorserve.state.lifecycle import Budgets, Phase, State, Timer
 from actorserve.state.restart import Restart
-from actorserve.state.supervision import LATE_S, SPAWN_RETRY_S
+from actorserve.state.supervision import SPAWN_RETRY_S
 
 
 def test_1_killed_child_is_started_again_at_once(world: Any) -> None:
