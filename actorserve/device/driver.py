@@ -92,11 +92,12 @@ class DeviceDriver(Protocol):
     """A kind of device. Each call raises DeviceError or DeviceLost where it says nothing else.
 
     `name` is the plug-in's. `is_cuda` says that addresses are CUDA's, so that torch and cupy can
-    use them.
+    use them. `can_export_foreign` says that memory which others allocated can be shared as it is.
     """
 
     name: str
     is_cuda: bool
+    can_export_foreign: bool
 
     def uuid(self, ordinal: int) -> str:
         """Return the device's name for other processes; NoDevice if there is no such ordinal."""
@@ -129,10 +130,17 @@ class DeviceDriver(Protocol):
         """Wait until the stream's work (None: all streams') is done."""
 
     def record(self, memory: DeviceMemory, stream: int) -> int:
-        """Make a fence of a slab behind the stream's work so far; return its number, from 1."""
+        """Make a fence of a slab behind the stream's work so far; return its number, from 1.
+
+        0 where the slab can have none; the stream was waited for instead.
+        """
 
     def wait(self, memory: DeviceMemory, fence: int, stream: int) -> None:
-        """Have the stream wait for a fence of the slab's creator; DeviceError if that one died."""
+        """Have the stream wait for a fence; DeviceError if the process that made it died.
+
+        Of a process that dies while the stream waits, and of a fence that was reached before its
+        process died, some drivers tell less than others.
+        """
 
     def range_of(self, address: int) -> AddressRange | None:
         """Return the device memory around an address, whoever made it; None if there is none."""

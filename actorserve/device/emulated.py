@@ -98,6 +98,7 @@ class EmulatedDriver:
 
     name = "emulated"
     is_cuda = False
+    can_export_foreign = False
 
     def __init__(
         self, *, devices: int = 1, capacity_bytes: int = 1 << 40, delay_s: float = 0.0

@@ -14,7 +14,10 @@ from actorserve.device.driver import DeviceDriver, NoDevice
 from actorserve.errors import ConfigError
 
 GROUP = "actorserve.device_drivers"
-OWN = {"emulated": "actorserve.device.emulated:EmulatedDriver"}
+OWN = {
+    "cuda": "actorserve.device.cuda:CudaDriver",
+    "emulated": "actorserve.device.emulated:EmulatedDriver",
+}
 """Ours need no installed metadata, and no package can take their names."""
 
 

@@ -28,7 +28,7 @@ from actorserve.device.driver import (
 from actorserve.device.settings import DeviceSettings
 from actorserve.device.shelf import OnSlab, SlabShelf
 from actorserve.device.slab import Slab
-from actorserve.errors import InternalError, InvalidArgument
+from actorserve.errors import ConfigError, InternalError, InvalidArgument
 from actorserve.forking import sever_after_fork
 from actorserve.state.device_lease import Allocation
 from actorserve.wire.device import (
@@ -70,6 +70,7 @@ class SlabPool:
 
     `on_slab(offer, fd)` is told of each slab of our own, before anything in it can be lent, and
     owns the descriptor; it must not call the pool. Without `can_create` all slabs are leased.
+    ConfigError for settings that the driver cannot do.
     """
 
     def __init__(
@@ -87,6 +88,10 @@ class SlabPool:
         self.ordinal = ordinal
         self.uuid = driver.uuid(ordinal)
         self.settings = settings or DeviceSettings()
+        if self.settings.foreign == "export" and not driver.can_export_foreign:
+            raise ConfigError(
+                f"device: foreign is 'export', which driver {driver.name!r} cannot; expected 'copy'"
+            )
         self._can_create = can_create
         self._shelf = SlabShelf(driver, epoch, ordinal, self.settings, on_slab)
         self._dead: deque[Death] = deque()
@@ -344,10 +349,12 @@ class SlabPool:
         if stream is not None:
             if self.settings.fence == "event" and buffer.slab.is_own:
                 buffer.fence = self.driver.record(buffer.slab.memory, stream)
+                if buffer.fence:
+                    return
             else:
                 self.driver.synchronize(stream)
-                buffer.stream = None
                 buffer.fence = 0
+            buffer.stream = None
 
     def _view_at(self, address: int, nbytes: int) -> DeviceBuffer | None:
         for slab in self._shelf.slabs.values():

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from actorserve.device.driver import DeviceDriver, NoDevice, OutOfDeviceMemory
+from actorserve.device.driver import DeviceDriver, DeviceLost, OutOfDeviceMemory
 from actorserve.device.settings import DeviceSettings
 from actorserve.device.slab import Slab
-from actorserve.errors import ActorserveError, AlreadyExists, InternalError, ProtocolError
+from actorserve.errors import ActorserveError, AlreadyExists, InternalError
 from actorserve.wire.device import SlabAccepted, SlabOffer
 
 OnSlab = Callable[[SlabOffer, int], None]
@@ -95,7 +95,9 @@ class SlabShelf:
             return SlabAccepted(*name, problem)
         try:
             memory = self._driver.import_(offer.uuid, fd, offer.nbytes, offer.extra)
-        except (NoDevice, OutOfDeviceMemory, ProtocolError) as error:
+        except DeviceLost:
+            raise
+        except ActorserveError as error:  # host memory carries the bytes then
             return SlabAccepted(*name, error.message)
         is_own = offer.epoch == self._epoch
         slab = self.slabs[name] = Slab(*name, memory, offer.nbytes, is_own=is_own)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small world: a supervisor with a broker, and stubs that are real processes with real pools."""
+"""A small world: a supervisor with a broker, and stubs that are real processes with real pools.
+
+Every test that uses a driver runs on each kind of it; fake_cuda.py says how the cuda one does.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ from actorserve.wire.device import (
     SlabRetired,
     decode_device_message,
 )
+from tests.unit.device import fake_cuda
 
 PATIENCE_S = 30.0
 
@@ -83,12 +87,28 @@ def filled(number: int, nbytes: int) -> bytes:
     return (number.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes]
 
 
+MAKERS: dict[str, Callable[..., Any]] = {
+    "emulated": EmulatedDriver,
+    "cuda": fake_cuda.make_cuda,
+}
+
+
+def poison(driver: Any) -> None:
+    """Break the device as an illegal access does."""
+    if driver.is_cuda:
+        fake_cuda.library().fakecuda_poison(700)
+    else:
+        driver.poison("an illegal access")
+
+
 class StubProgram:
     """What runs in a stub's process."""
 
-    def __init__(self, road: Road, epoch: int, settings: DeviceSettings, delay_s: float) -> None:
+    def __init__(
+        self, kind: str, road: Road, epoch: int, settings: DeviceSettings, delay_s: float
+    ) -> None:
         self.road = road
-        self.driver = EmulatedDriver(delay_s=delay_s)
+        self.driver = MAKERS[kind](delay_s=delay_s)
         self.pool = SlabPool(
             self.driver, epoch=epoch, settings=settings, on_slab=self._tell_of_slab
         )
@@ -145,6 +165,9 @@ class StubProgram:
             self.kept.clear()
             self.pool.trim()  # lets go of nothing that anybody needs; tells nobody in this test
             return Say("dropped")
+        if order.do == "poison":
+            poison(self.driver)
+            return Say("poisoned")
         if order.do == "facts":
             facts = msgspec.structs.asdict(self.driver.counters())
             return Say("facts", facts=facts | msgspec.structs.asdict(self.pool.stats()))
@@ -179,7 +202,8 @@ class Stub:
 class World:
     """The supervisor: routes everything through a broker. `now_s` is the test's own clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.broker = SlabBroker()
         self.stubs: list[Stub] = []
         self.now_s = 0.0
@@ -198,7 +222,7 @@ class World:
                     other.road.sock.close()
                 ours.close()
                 plan = settings or DeviceSettings(slab_bytes=64 << 10)
-                StubProgram(Road(theirs), epoch, plan, delay_s).run()
+                StubProgram(self.kind, Road(theirs), epoch, plan, delay_s).run()
             except PeerGone:
                 pass
             except BaseException:
@@ -297,26 +321,44 @@ class World:
         self.broker.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run what uses CUDA in a fork of its own."""
+    return fake_cuda.run_in_fork(item, nextitem) if fake_cuda.wants_fork(item) else None
+
+
+@pytest.fixture(params=list(MAKERS))
+def driver_kind(request: pytest.FixtureRequest) -> str:
+    """Run the test once with each kind of driver."""
+    kind = str(request.param)
+    if kind == "cuda" and fake_cuda.what_is_missing():
+        pytest.skip(fake_cuda.what_is_missing())
+    return kind
+
+
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(driver_kind: str) -> Iterator[World]:
     """Return a supervisor whose stubs are gone after the test."""
-    made = World()
+    made = World(driver_kind)
     yield made
     made.close()
 
 
 @pytest.fixture
-def make_driver() -> Iterator[Callable[..., EmulatedDriver]]:
-    """Return what makes emulated drivers that are shut down after the test."""
-    drivers: list[EmulatedDriver] = []
+def make_driver(driver_kind: str) -> Iterator[Callable[..., Any]]:
+    """Return what makes drivers that are shut down after the test."""
+    drivers: list[Any] = []
 
-    def make(**options: Any) -> EmulatedDriver:
-        drivers.append(EmulatedDriver(**options))
+    def make(**options: Any) -> Any:
+        drivers.append(MAKERS[driver_kind](**options))
         return drivers[-1]
 
     yield make
     for driver in drivers:
+        is_lost = driver.is_cuda and driver._calls.lost
         driver.shutdown()
+        if is_lost:
+            fake_cuda.forget_what_is_lost()
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["at once", "deferred"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -167,4 +168,13 @@ def test_a_fork_does_not_keep_the_memory_of_dead_stubs(broker: SlabBroker) -> No
 
 def test_the_broker_loads_no_driver() -> None:
     """What a driver breaks cannot break the supervisor."""
-    assert not [name for name in sys.modules if name.split(".")[0] == "cuda"]
+    program = (
+        "import sys, actorserve.device.broker as broker\n"
+        "broker.SlabBroker().close()\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'cuda'])\n"
+        "print('actorserve.device.cuda' in sys.modules)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.split("\n")[:2] == ["[]", "False"]

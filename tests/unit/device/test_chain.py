@@ -182,3 +182,16 @@ def test_a_reference_that_comes_home_is_checked_against_the_book(world: Any) -> 
     world.broker.drop(made.ref)
     world.broker.drop(passed.ref)
     _assert_nothing_is_lost(world)
+
+
+def test_a_device_that_is_lost_to_one_stub_is_no_loss_to_others(world: Any) -> None:
+    """That one fails every call, its peers go on reading what it made, before and after its end."""
+    maker, reader = world.start(), world.start()
+    made = _make(world, maker, 3)
+    assert world.ask(maker, "poison").do == "poisoned"
+    assert "DeviceLost" in _make(world, maker, 4, 1 << 20).error
+    assert world.ask(reader, "read", made.ref).number == 3
+    world.kill(maker)
+    assert world.ask(reader, "read", made.ref).number == 3
+    world.broker.drop(made.ref)
+    _assert_nothing_is_lost(world)

@@ -44,7 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_offers_a_driver_by_entry_point(package: None) -> None:
     """Its name is enough; ours cannot be taken over."""
-    assert {"mine", "emulated", "broken"} <= set(driver_names())
+    assert {"mine", "emulated", "cuda", "broken"} <= set(driver_names())
     driver = open_driver("mine")
     assert driver.name == "mine"
     driver.shutdown()
@@ -70,12 +70,12 @@ def test_a_driver_that_cannot_be_had_says_why(
 
 
 def test_importing_touches_no_device_library() -> None:
-    """Neither the package nor this room nor looking for names."""
+    """Neither the package nor this room nor looking for names; not even the cuda driver's class."""
     program = (
         "import sys, actorserve, actorserve.device.pool, actorserve.device.broker\n"
         "import actorserve.device.emulated\n"
-        "from actorserve.device.plugins import driver_names\n"
-        "driver_names()\n"
+        "from actorserve.device.plugins import driver_names, find_driver\n"
+        "driver_names(), find_driver('cuda')\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('cuda', 'torch', 'cupy')])\n"
         "print('libcuda' in open('/proc/self/maps').read())\n"
     )
