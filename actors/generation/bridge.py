@@ -96,8 +96,12 @@ class Bridge:
             return
         self._queue.append(message)
         if not self._is_due:
-            self._is_due = True
-            self._call(self._flush)
+            try:
+                self._is_due = True
+                self._call(self._flush)
+            except BaseException:  # an interrupt: whoever sends next calls
+                self._is_due = False
+                raise
 
     def stop(self, drain_s: float) -> None:
         """Have everything ended, after what runs for up to `drain_s`; a second time: sooner."""

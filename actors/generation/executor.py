@@ -25,6 +25,7 @@ from actorserve.actors.generation.wait import end_s_of, left_s_of, wait_async, w
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
+    Cancelled,
     Full,
     InvalidArgument,
     Unavailable,
@@ -118,14 +119,17 @@ class GenerationExecutor(ExecutorReading):
         if len(registry.feeds) >= registry.max_in_flight:
             raise Full(f"{registry.max_in_flight} requests are in flight, as many as may be")
         feed, wire = self._prepare(request)
-        registry.add(feed)
-        result = GenerationResult(request, feed, self)
         lora = request.lora_request
         try:
+            registry.add(feed)
+            result = GenerationResult(request, feed, self)
             if lora is None or self._adapters.route(lora, wire):
                 self._send(Submit([wire]))
         except ActorserveError as error:
             registry.end(feed, error)
+            raise
+        except BaseException:  # an interrupt: nobody has the result, and it may be sent or not
+            self.end_early(feed, Cancelled("submitting the request was interrupted"))
             raise
         return result
 
@@ -333,7 +337,12 @@ class GenerationExecutor(ExecutorReading):
             feed.deadline_s = now_s + limit_s
         if params.stop_texts:
             assert self.tokenizer is not None
-            feed.watch = StopWatch(self.tokenizer, params.stop_texts, sampling.n)
+            feed.watch = StopWatch(
+                self.tokenizer,
+                params.stop_texts,
+                sampling.n,
+                awaits_logits=params.return_generation_logits,
+            )
         request.set_id(number)
         return feed, GenRequest(
             number,

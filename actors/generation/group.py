@@ -25,7 +25,7 @@ from actorserve.clock import monotonic_s
 from actorserve.errors import ActorserveError, EngineDeadError, Unavailable
 from actorserve.runtime.child import Spawner
 from actorserve.state.restart import History, Restart
-from actorserve.wire.generation import EngineInfo, FromRank
+from actorserve.wire.generation import Abort, EngineInfo, FromRank
 from actorserve.wire.messages import Message
 
 CLOSE_S = 5.0
@@ -130,8 +130,12 @@ class RankGroup:
     # --- use --------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send to rank 0. Raises EngineDeadError while the group is dead, TooLarge."""
-        if self._state != "ready" or self._life is None:
+        """Send to rank 0. Raises EngineDeadError while the group is dead, TooLarge.
+
+        While it drains, requests can still be ended, and nothing else be begun.
+        """
+        may_send = self._state == "ready" or (self._state == "closing" and type(message) is Abort)
+        if not may_send or self._life is None:
             raise self.error or Unavailable(f"the engine's ranks are {self._state}")
         self._life.send(message)
 

@@ -202,8 +202,11 @@ class GroupLife:
             self._ranks[0].send(message)
 
     def notes(self) -> list[RankNote]:
-        """Return what every rank does now; none when it is over."""
-        return [] if self.over.is_set() else self._parts.stats().ranks
+        """Return what every rank does now; none when it is over. For a look from any thread."""
+        try:
+            return [] if self.over.is_set() else self._parts.stats().ranks
+        except ValueError:  # it was closed meanwhile
+            return []
 
     def latest_page(self) -> bytes | None:
         """Return the latest snapshot, encoded; None when there is none."""

@@ -135,7 +135,7 @@ class Registry:
                 if watched is None:
                     continue
                 output = watched
-                if output.final and not ends:
+                if not ends and (output.final or feed.watch.wants_abort()):
                     stopped.append(feed.id)  # stays in the table until the engine has ended it
             if ends and not self._remove(feed):
                 late += 1

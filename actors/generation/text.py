@@ -9,9 +9,12 @@ the one that begins first.
 from __future__ import annotations
 
 import codecs
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from actorserve.actors.generation.engine import Tokenizer
+from actorserve.actors.generation.merge import GROWING
 from actorserve.wire.generation import Output
 
 
@@ -94,14 +97,32 @@ class Detokenizer:
 
 
 class StopWatch:
-    """Watch the outputs of one request for the texts that stop it, where outputs arrive."""
+    """Watch the outputs of one request for the texts that stop it, where outputs arrive.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], sequences: int) -> None:
+    With `awaits_logits` a sequence that is stopped ends only when the engine has ended it, too:
+    most engines give the logits of its tokens then.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        sequences: int,
+        *,
+        awaits_logits: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._by_seq: dict[int, Detokenizer] = {}
         self._open = sequences
         self._ended: set[int] = set()
+        self._awaits_logits = awaits_logits
+        self._counts: Counter[int] = Counter()  # tokens of each sequence
+        self._waiting: set[int] = set()  # stopped, without their logits
+
+    def wants_abort(self) -> bool:
+        """Whether the engine has to be told that nothing goes on, so that it gives the rest."""
+        return self.is_over and bool(self._waiting)
 
     @property
     def is_over(self) -> bool:
@@ -112,39 +133,64 @@ class StopWatch:
         """Return the output as far as it counts; None for nothing.
 
         The one that stops a sequence ends with the token that does, says "stop", and is the
-        request's final one if no other sequence goes on.
+        request's final one if no other sequence goes on. A beam may be replaced by another until
+        it ends, so that nothing stops it before.
         """
         seq = output.seq
+        if seq in self._waiting and (output.final or output.finish is not None):
+            return self._with_logits(output)
         if seq in self._ended:
             return Output(output.id, seq, final=True) if output.final else None
         if output.replace or seq not in self._by_seq:
             self._by_seq[seq] = Detokenizer(self._tokenizer, self._stops)
         text = self._by_seq[seq]
+        if output.replace and output.finish is None:
+            text.push(output.tokens)
+            return output
         for place, token in enumerate(output.tokens):
             text.push((token,))
             if text.found:
                 return self._stopped(output, place + 1)
+        self._counts[seq] += len(output.tokens)
         if output.finish is not None:
             self._end(seq)
         return output
 
     def _stopped(self, output: Output, count: int) -> Output:
-        self._end(output.seq)
-        logprobs = None if output.logprobs is None else output.logprobs[:count]
+        seq = output.seq
+        self._end(seq)
+        self._counts[seq] += count
+        if self._awaits_logits and output.finish is None and GROWING not in (output.arrays or ()):
+            self._waiting.add(seq)
+        is_over = self.is_over and not self._waiting
         return Output(
             output.id,
-            output.seq,
+            seq,
             output.tokens[:count],
-            "stop",
-            output.final or self.is_over,
+            None if seq in self._waiting else "stop",
+            output.final or is_over,
             None,
-            logprobs,
+            None if output.logprobs is None else output.logprobs[:count],
             output.cum_logprob,
             replace=output.replace,
-            arrays=output.arrays,
+            arrays=_cut(output.arrays, len(output.tokens) - count),
             extra=output.extra,
         )
+
+    def _with_logits(self, output: Output) -> Output:
+        """Return the end of a stopped sequence, whose logits the engine's own end has."""
+        self._waiting.discard(output.seq)
+        logits = (output.arrays or {}).get(GROWING, ())
+        arrays = _cut(output.arrays, max(0, len(logits) - self._counts[output.seq]))
+        return Output(output.id, output.seq, [], "stop", output.final, arrays=arrays)
 
     def _end(self, seq: int) -> None:
         self._ended.add(seq)
         self._open -= 1
+
+
+def _cut(arrays: dict[str, Any] | None, tokens: int) -> dict[str, Any] | None:
+    """Return arrays without the logits of so many last tokens."""
+    if not tokens or arrays is None or GROWING not in arrays:
+        return arrays
+    return {**arrays, GROWING: arrays[GROWING][:-tokens]}

@@ -64,11 +64,14 @@ class Inbox:
         """Send a message; nothing happens after `close`."""
         self._messages.append(message)
         if self._is_parked:  # it looked before it saw this, or sees it yet
-            self._is_parked = False
             try:
+                self._is_parked = False
                 self._ring.send(b"\0")
             except OSError:
                 pass  # closed, or rung already
+            except BaseException:  # an interrupt: whoever sends next rings
+                self._is_parked = True
+                raise
 
     def take(self) -> list[Sendable]:
         """Return everything that has come."""

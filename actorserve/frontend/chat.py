@@ -46,6 +46,8 @@ def run(
         raise ConfigError("name a model repository, or a running server with --url")
     if repositories and url:
         raise ConfigError("name a model repository or a running server (--url), not both")
+    if sys.stdin is None or sys.stdout is None:
+        raise ConfigError("one of standard input and output is closed, and a chat needs both")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an answer may have characters that it lacks
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -90,6 +90,7 @@ class OwnServer:
         """End the model and its processes."""
         try:
             self._wait(self._server.stop(_STOP_S))
+            self._wait(_others_end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -103,6 +104,13 @@ class OwnServer:
         except BaseException:
             future.cancel()
             raise
+
+
+async def _others_end() -> None:
+    """Wait for what still runs in this loop: a start that was interrupted has its own end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_STOP_S)
 
 
 def _generating(repository: Repository, wanted: str) -> list[str]:

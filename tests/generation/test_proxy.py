@@ -67,6 +67,12 @@ def pid_of(executor: GenerationProxy, rank: int) -> int:
     return pid
 
 
+def state_of(executor: GenerationProxy) -> str:
+    """Return what the group is doing."""
+    stats = executor.group_stats()
+    return "" if stats is None else stats.state
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GenerationProxy]:
     """Return an executor of two ranks for tests that leave it as it was."""
@@ -454,3 +460,31 @@ def test_what_cannot_be_started_is_refused():
         GenerationProxy(EngineSpec(f"{ENGINES}:Counting"), ExecutorConfig(), 31)
     with pytest.raises(InvalidArgument, match="cannot be sent to a process"):
         GenerationProxy(EngineSpec(f"{ENGINES}:Counting", {"journal": object()}), ExecutorConfig())
+
+
+def test_a_request_can_be_cancelled_while_a_shutdown_drains():
+    """The engine hears of it, so that the drain has not to wait for the request's own end."""
+    executor = GenerationExecutor.create(EngineSpec("scripted", {"delay_s": 0.01}))
+    assert isinstance(executor, GenerationProxy)
+    result = executor.generate_async([1], tokens(1_000_000), streaming=True)
+    result.result_step(30)
+    draining = threading.Thread(target=executor.shutdown, args=(True, 60))
+    draining.start()
+    wait_until(lambda: state_of(executor) == "closing")
+    result.cancel()
+    assert isinstance(result.exception(30), Cancelled)
+    draining.join(30)
+    assert not draining.is_alive()
+
+
+def test_looking_at_a_group_that_dies_and_comes_back_is_harmless():
+    """From any thread, whatever becomes of what is looked at meanwhile."""
+    executor = made(config=ExecutorConfig(restart=AT_ONCE))
+    try:
+        os.kill(pid_of(executor, 0), signal.SIGKILL)
+        deadline_s = monotonic_s() + 30
+        while (stats := executor.group_stats()) and (stats.epoch, stats.state) != (2, "ready"):
+            assert monotonic_s() < deadline_s
+    finally:
+        executor.shutdown()
+    assert state_of(executor) == "closed"

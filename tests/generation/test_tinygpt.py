@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from actorserve.actors.generation import (
@@ -95,3 +97,36 @@ def test_c20_every_sequence_has_its_end(tinygpt: GenerationExecutor):
     assert [each.length for each in result.outputs] == [9] * 3
     assert [each.finish_reason for each in result.outputs] == ["length"] * 3
     assert len({tuple(each.token_ids) for each in result.outputs}) > 1
+
+
+@pytest.mark.parametrize("stop", ["func", "ion", "line"])
+def test_beams_are_the_same_with_a_stop_text_but_for_what_is_behind_it(
+    tinygpt: GenerationExecutor, stop: str
+):
+    """A text in a beam that is given up later stops nothing."""
+    whole = one(tinygpt, "The list", max_tokens=12, beam_width=4)
+    cut = one(tinygpt, "The list", max_tokens=12, beam_width=4, stop=stop)
+    assert [each.text for each in cut.outputs] == [
+        each.text.partition(stop)[0] for each in whole.outputs
+    ]
+    assert [each.finish_reason for each in cut.outputs] == [
+        "stop" if stop in each.text else "length" for each in whole.outputs
+    ]
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_a_stop_text_cuts_the_logits_with_the_tokens(worker: Any):
+    """There is a row for each token, also where the engine gives them only at the end."""
+    config = ExecutorConfig(max_beam_width=4, worker=worker)
+    with GenerationExecutor.create("tinygpt", config) as executor:
+        for fields in ({}, {"n": 3, "temperature": 1.0, "seed": 3}, {"beam_width": 4}):
+            asked = {"max_tokens": 20, "return_generation_logits": True, **fields}
+            whole = one(executor, "The list", **asked).outputs
+            cut = one(executor, "The list", stop=whole[0].text[4:8], **asked).outputs
+            assert cut[0].finish_reason == "stop" and cut[0].length < 20
+            for each, before in zip(cut, whole):
+                assert each.generation_logits is not None and before.generation_logits is not None
+                assert len(each.generation_logits) == each.length
+                np.testing.assert_allclose(
+                    each.generation_logits, before.generation_logits[: each.length], atol=1e-3
+                )

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.conftest import wait_until
 from tests.server.generation_models import CHAT_ANSWER, write_engine
 from tests.server.harness import IDENTITY, Launcher, Server, write_model
 from tests.server.terminal import CTRL_C, Terminal
@@ -26,6 +28,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("repository")
     write_engine(path, "quick")
     write_engine(path, "slow", delay_s=0.05)
+    write_engine(path, "loading", load_s=3.0)
     write_engine(path, "broken", load_error="no weights today")
     write_engine(path, "tinygpt", engine="tinygpt")
     write_model(path, "identity", IDENTITY)
@@ -142,7 +145,7 @@ def test_errors_through_a_pipe(repository: Path) -> None:
             ("REPO", "--url", "http://127.0.0.1:1"),
             "name a model repository or a running server (--url), not both",
         ),
-        (("REPO",), "name a model with --model; REPO has: broken, quick, slow, tinygpt"),
+        (("REPO",), "name a model with --model; REPO has: broken, loading, quick, slow, tinygpt"),
         (("REPO", "--model", "identity"), "no model 'identity' that generates text"),
         (("REPO/none",), "is not a directory"),
         (("--url", "ftp://x"), "--url 'ftp://x': expected something like"),
@@ -163,3 +166,33 @@ def test_a_server_that_is_not_there() -> None:
     done = chat("--url", "http://127.0.0.1:1", questions="hello\n")
     assert done.returncode == 1
     assert done.stderr.startswith("actorserve chat: no answer from http://127.0.0.1:1: ")
+
+
+def test_an_interrupted_load_says_so_and_nothing_else(repository: Path) -> None:
+    """Ctrl-C while the model loads: what was begun is ended in order, without a complaint."""
+    with Terminal([*CHAT, str(repository), "--model", "loading"]) as terminal:
+        terminal.read_until("loading loading")
+        wait_until(lambda: psutil.Process(terminal.process.pid).children())
+        terminal.type(CTRL_C)
+        code, text = terminal.read_all()
+    assert code == 130
+    assert "interrupted" in text
+    assert "Task" not in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_a_closed_stream_is_said(repository: Path, closed: str) -> None:
+    """Not shown as a crash."""
+    command = f'"$@" {closed}'
+    arguments = [*CHAT, str(repository), "--model", "quick", "--max-tokens", "5"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, "sh", *arguments],
+        input="hello\n",
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "closed, and a chat needs both" in done.stderr

@@ -142,7 +142,10 @@ def _whole(name: str, value: Any) -> int:
 def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float):
         raise InvalidArgument(f"parameter '{name}' is {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgument(f"parameter '{name}' is larger than any number can be") from None
 
 
 def _bool(name: str, value: Any) -> bool:

@@ -88,3 +88,15 @@ def test_a_watch_lets_the_engines_own_final_through():
     watch.look(Output(1, 0, list(b"b")))
     final = watch.look(Output(1, 0, list(b"yy"), "length", True))
     assert final is not None and final.final and final.tokens == []
+
+
+def test_a_beam_is_stopped_only_where_it_ends():
+    """What it is meanwhile may be replaced by another one."""
+    watch = StopWatch(ByteTokenizer(), ["b"], 2)
+    passing = Output(1, 0, list(b"abc"), replace=True)
+    assert watch.look(passing) is passing
+    other = Output(1, 0, list(b"acc"), "length", replace=True)
+    assert watch.look(other) is other
+    last = watch.look(Output(1, 1, list(b"abc"), "length", True, replace=True))
+    assert last is not None
+    assert (last.tokens, last.finish, last.final) == (list(b"ab"), "stop", True)

@@ -143,6 +143,7 @@ def test_parameters_stand_for_inputs() -> None:
         ({"max_tokens": 1}, {"text_input": "a", "max_tokens": 1}, "as an input and as a parameter"),
         ({"max_tokens": "1"}, {"text_input": "a"}, "'max_tokens' is '1', expected a whole number"),
         ({"top_p": "x"}, {"text_input": "a"}, "'top_p' is 'x', expected a number"),
+        ({"top_p": 10**400}, {"text_input": "a"}, "'top_p' is larger than any number can be"),
         ({"stream": 1}, {"text_input": "a"}, "'stream' is 1, expected true or false"),
         ({"lora_name": 1}, {"text_input": "a"}, "'lora_name' is 1, expected a text"),
         ({"max_token": 1}, {"text_input": "a"}, "unknown parameter 'max_token': perhaps max_tok"),
