@@ -41,7 +41,8 @@ class VersionPlan(msgspec.Struct, frozen=True):
     """How a version is served. `ragged` names the inputs whose shapes may differ in a batch.
 
     `metric_labels` are those of its metrics, `first_response_ms` the buckets of its first
-    responses' times, None where they are not counted.
+    responses' times, None where they are not counted. `refuses_for_us`: the model's code is the
+    server's own, which checks there what clients ask.
     """
 
     info: ModelInfo
@@ -53,6 +54,7 @@ class VersionPlan(msgspec.Struct, frozen=True):
     ragged: frozenset[str] = frozenset()
     metric_labels: Labels = ()
     first_response_ms: tuple[float, ...] | None = None
+    refuses_for_us: bool = False
 
 
 class VersionStats(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ class ModelVersion:
         self.load_duration_s = 0.0
         self.counts = node.metrics.counts(plan.info.name, plan.info.version, plan.first_response_ms)
         self.counts.is_streamed = plan.info.decoupled
+        self.counts.refusal_reason = Reason.OTHER if plan.refuses_for_us else Reason.BACKEND
         self._starting: list[Instance] = []
         self._settled: asyncio.Future[None] | None = None
         self._leaving: list[Instance] = []  # taken out by `adopt` and not gone yet
