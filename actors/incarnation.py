@@ -36,6 +36,7 @@ from actorserve.runtime.host_end import HostEnd
 from actorserve.state import lifecycle as life
 from actorserve.state.health import Evidence, HangJudge, Level
 from actorserve.state.restart import Restart
+from actorserve.triton.last_words import last_words_of
 from actorserve.wire.codec import encode
 from actorserve.wire.messages import (
     Asked,
@@ -284,6 +285,8 @@ class Incarnation:
         """Take the end of the process: read what it left, fail what it had begun."""
         self.is_over = True
         reason = self._why or exit_.describe()
+        if words := last_words_of(self.lines):
+            reason = f"{reason}: {words}"
         self._end.read_rest()
         if self._phase is life.Phase.SPAWNING and not self._why:
             refusal = exit_.as_refusal(self._plan.spec.python)

@@ -245,6 +245,7 @@ def _plan_version(draft: _Draft, version: int, environment: ExecutionEnvironment
         frozenset(each.name for each in config.input if each.allow_ragged_batch),
         metric_labels(config, version),
         first_response_buckets(config),
+        is_generation(config),
     )
 
 

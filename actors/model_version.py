@@ -65,6 +65,7 @@ class ModelVersion:
         self.load_duration_s = 0.0
         self.counts = node.metrics.counts(plan.info.name, plan.info.version, plan.first_response_ms)
         self.counts.is_streamed = plan.info.decoupled
+        self.counts.refusal_reason = Reason.OTHER if plan.refuses_for_us else Reason.BACKEND
         self._starting: list[Instance] = []
         self._settled: asyncio.Future[None] | None = None
         self._leaving: list[Instance] = []  # taken out by `adopt` and not gone yet

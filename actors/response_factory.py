@@ -20,7 +20,6 @@ from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
     Cancelled,
-    Code,
     ProtocolError,
     error_for,
 )
@@ -219,8 +218,7 @@ class ResponseFactory(Life):
         error = wire.error
         if error is not None:
             self._exchange.discard(peer, wire.outputs)
-            is_cancel = error.code == Code.CANCELLED
-            self.reason = Reason.CANCELED if is_cancel else Reason.BACKEND
+            self.reason = self.counts.reason_of(error.code)
             return self._failure(error_for(error.code, error.message), wire.final)
         outputs = []
         self.is_large = False

@@ -16,7 +16,8 @@ class VersionPlan(msgspec.Struct, frozen=True):
     """How a version is served. `ragged` names the inputs whose shapes may differ in a batch.
 
     `metric_labels` are those of its metrics, `first_response_ms` the buckets of its first
-    responses' times, None where they are not counted.
+    responses' times, None where they are not counted. `refuses_for_us`: the model's code is the
+    server's own, which checks there what clients ask.
     """
 
     info: ModelInfo
@@ -28,6 +29,7 @@ class VersionPlan(msgspec.Struct, frozen=True):
     ragged: frozenset[str] = frozenset()
     metric_labels: Labels = ()
     first_response_ms: tuple[float, ...] | None = None
+    refuses_for_us: bool = False
 
 
 def is_same_instance(a: InstancePlan, b: InstancePlan) -> bool:

@@ -193,7 +193,7 @@ class ActorRestarting(Unavailable):
 
 
 class Full(ResourceExhausted):
-    """The actor's mailbox has no room, and the caller did not want to wait."""
+    """There is no room for one more, a message or a request, and the caller does not wait."""
 
 
 class Crash(ActorserveError):
@@ -222,7 +222,8 @@ class EngineDeadError(Unavailable):
 
     `rank` and `pid` say which process died first, None where there is none; `reason` is what it
     died of, `traceback` its own, as text. `str()` has all of it; `message`, which clients of a
-    server see, leaves the traceback out.
+    server see, leaves the traceback out. `refusal` is set where the engine itself refused to load
+    what was asked of it: what its user is told instead.
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class EngineDeadError(Unavailable):
         pid: int | None = None,
         traceback: str = "",
         retry_after_s: float | None = None,
+        refusal: ActorserveError | None = None,
     ) -> None:
         who = "the engine" if rank is None else f"the engine's rank {rank}"
         if pid is not None:
@@ -244,6 +246,7 @@ class EngineDeadError(Unavailable):
         self.pid = pid
         self.reason = reason
         self.traceback = traceback
+        self.refusal = refusal
 
     @property
     def message(self) -> str:

@@ -38,21 +38,25 @@ class _Adapter:
 class AdapterDesk:
     """The adapters of one executor.
 
-    `start_call(method, args)` reaches the engine, `send(requests)` submits, `fail(id, error)`
-    ends a request that was never sent.
+    `start_call(method, args)` reaches the engine, `send(requests)` submits, `abort(ids)` ends what
+    was submitted, `fail(id, error)` a request that was never sent.
     """
 
     def __init__(
         self,
         start_call: Callable[[str, list[Any]], Answer[Any]],
         send: Callable[[list[GenRequest]], None],
+        abort: Callable[[list[int]], None],
         fail: Callable[[int, ActorserveError], object],
     ) -> None:
         self._start_call = start_call
         self._send = send
+        self._abort = abort
         self._fail = fail
         self._adapters: dict[int, _Adapter] = {}
         self._parked: set[int] = set()
+        self._sending: set[int] = set()
+        self._overtaken: list[int] = []  # given up by a finalizer while they were being sent
         self._lock = threading.RLock()  # a finalizer may come here while its thread is here
 
     @property
@@ -103,10 +107,16 @@ class AdapterDesk:
         return self._start_call("unload_adapter", [number])
 
     def take_back(self, number: int) -> bool:
-        """Take back a request that was not sent yet; False if there is none."""
+        """Take back a request that was not sent yet; False if there is none.
+
+        False also means that the request has been sent: an abort comes after it.
+        """
         if number not in self._parked:
             return False
         with self._lock:
+            if number in self._sending:
+                self._overtaken.append(number)
+                return False
             if number not in self._parked:
                 return False
             self._parked.discard(number)
@@ -140,16 +150,26 @@ class AdapterDesk:
     def _end(self, adapter: _Adapter, error: ActorserveError | None) -> None:
         with self._lock:
             parked, adapter.parked = adapter.parked, []
+            if error is None:
+                self._send_in_order(parked)
             self._parked.difference_update(each.id for each in parked)
             number = adapter.lora.lora_int_id
             if error is not None and self._adapters.get(number) is adapter:
                 del self._adapters[number]  # the next request tries again
-        if error is None:
-            if parked:
-                self._send(parked)
+        if error is not None:
+            for request in parked:
+                self._fail(request.id, error)
+
+    def _send_in_order(self, parked: list[GenRequest]) -> None:
+        """Send what waited, under the lock, so that no abort of it can come first."""
+        if not parked:
             return
-        for request in parked:
-            self._fail(request.id, error)
+        self._sending.update(each.id for each in parked)
+        self._send(parked)
+        self._sending.difference_update(each.id for each in parked)
+        overtaken, self._overtaken = self._overtaken, []
+        if overtaken:
+            self._abort(overtaken)
 
 
 def _error_of(answer: Answer[Any]) -> ActorserveError | None:

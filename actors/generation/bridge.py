@@ -272,10 +272,10 @@ class Bridge:
         self._flush()
 
 
-def _dead(error: ActorserveError) -> EngineDeadError:
-    """Return the error as everybody gets it."""
+def _dead(error: ActorserveError) -> ActorserveError:
+    """Return the error as everybody gets it: an engine's own, where it refused to load."""
     if isinstance(error, EngineDeadError):
-        return error
+        return error.refusal or error
     return EngineDeadError(f"it could not be started: {error.message}")
 
 

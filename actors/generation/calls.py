@@ -26,7 +26,7 @@ class CallDesk:
     def start(self, method: str, args: list[Any], timeout_s: float | None) -> Answer[Any]:
         """Call a method on every rank. Raises the error of a dead engine."""
         registry = self._registry
-        limit_s = limit_of(timeout_s)
+        limit_s = limit_of(timeout_s, "timeout")
         deadline_s = None if limit_s is None else monotonic_s() + limit_s
         number = self._numbers.next()
         answer: Answer[Any] = Answer(_Owner(registry, number, method), deadline_s)
@@ -40,7 +40,7 @@ class CallDesk:
 def result_of(answer: Answer[Any], timeout: float | None = None) -> Any:
     """Wait in this thread for an answer. Raises WaitTimeout when it, or the wait, took too long."""
     try:
-        return answer.result(timeout)
+        return answer.result(limit_of(timeout, "timeout"))
     except DeadlineExceeded as error:
         raise WaitTimeout(error.message) from None
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from actorserve.actors.generation.engine import Engine, RequestError
-from actorserve.errors import InvalidArgument
+from actorserve.errors import InvalidArgument, Unsupported
 from actorserve.wire.generation import GenRequest, Output, Step
 
 PREPARE, COMMIT, ROLLBACK = "prepare", "commit", "rollback"
@@ -57,6 +57,8 @@ class Driver:
         _, phase, method, args = call
         try:
             return _PHASES[phase](self.engine, method, args), ""
+        except (InvalidArgument, Unsupported) as error:  # what it says is for its caller
+            return None, error.message
         except Exception as error:
             return None, f"{type(error).__name__}: {error}" if str(error) else repr(error)
 

@@ -67,7 +67,9 @@ class Engine(Protocol):
     Optional, found by name: `capacity`, `stats`, `kv_events`, `load_adapter`, `unload_adapter`,
     `call`, `prepare` and `rollback` (the phases around a call: all ranks prepare, then all call
     or all roll back), `fileno` (thread-driven: readable when poll has something), and on the class
-    `tokenizer(options)`, which returns a Tokenizer without loading weights, or None.
+    `tokenizer(options)`, which returns a Tokenizer without loading weights, or None. `options`
+    are the spec's; an engine that is given as an instance says them by its attribute `options`
+    (a dict), without which they are {}.
     """
 
     mode: Literal["step", "thread"]
@@ -77,10 +79,18 @@ class Engine(Protocol):
         """Take the options, and do nothing slow yet."""
 
     def start(self, rank: int, world: World | None) -> EngineInfo:
-        """Load. `world` is None for a single rank. What it raises is shown to whoever asked."""
+        """Load. `world` is None for a single rank. What it raises is shown to whoever asked.
+
+        InvalidArgument and Unsupported (actorserve.errors) reach them as they are, as a refusal;
+        anything else is a dead engine, with its traceback.
+        """
 
     def add(self, request: GenRequest) -> None:
-        """Take a request. Raises RequestError for one that it cannot serve."""
+        """Take a request. Raises RequestError for one that it cannot serve.
+
+        It gets `sampling.n` sequences, numbered from 0, each with a `finish`; a request that ends
+        with fewer is an error.
+        """
 
     def abort(self, ids: Sequence[int]) -> None:
         """End requests; unknown ids are ignored. A final Output "cancelled" follows for each."""

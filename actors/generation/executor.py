@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
-from actorserve.actors.generation.calls import awaited, result_of
-from actorserve.actors.generation.engine import Engine, EngineInfo
-from actorserve.actors.generation.executor_reading import ExecutorReading
+from actorserve.actors.generation.engine import Engine
+from actorserve.actors.generation.executor_engine import ExecutorEngine
 from actorserve.actors.generation.feed import Feed
-from actorserve.actors.generation.gathering import as_batch, each_of, first_completed
+from actorserve.actors.generation.gathering import (
+    as_batch,
+    cancel_all,
+    each_of,
+    first_completed,
+    raise_first,
+)
+from actorserve.actors.generation.main_script import check_not_importing
 from actorserve.actors.generation.request import GenerationRequest, LoRARequest
 from actorserve.actors.generation.result import GenerationResult
 from actorserve.actors.generation.sampling_params import SamplingParams
-from actorserve.actors.generation.spec import EngineSpec, ExecutorConfig, spec_of
+from actorserve.actors.generation.spec import EngineSpec, ExecutorConfig, importable, spec_of
 from actorserve.actors.generation.text import StopWatch
 from actorserve.actors.generation.wait import end_s_of, left_s_of, wait_async, wait_here
 from actorserve.clock import monotonic_s
@@ -32,12 +38,16 @@ from actorserve.errors import (
     WaitTimeout,
 )
 from actorserve.runtime.waiting import limit_of
-from actorserve.wire.generation import GenRequest, Submit
+from actorserve.wire.generation import Abort, GenRequest, Submit
+
+Params = SamplingParams | Sequence[SamplingParams | None] | None
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 _FIELDS = {"timeout", "priority", "user_id", "extra", "prompt"}
 
 
-class GenerationExecutor(ExecutorReading):
+class GenerationExecutor(ExecutorEngine):
     """Run requests on an engine. Every method may be called from any thread and any loop."""
 
     @staticmethod
@@ -125,8 +135,11 @@ class GenerationExecutor(ExecutorReading):
             result = GenerationResult(request, feed, self)
             if lora is None or self._adapters.route(lora, wire):
                 self._send(Submit([wire]))
-        except ActorserveError as error:
-            registry.end(feed, error)
+            if feed.error is not None:  # an engine died in between, and this may reach the next
+                self._send(Abort([feed.id]))
+        except BaseException as error:  # an interrupt, too: what was sent or not is ended
+            why = error if isinstance(error, ActorserveError) else Cancelled("interrupted")
+            self.end_early(feed, why)
             raise
         except BaseException:  # an interrupt: nobody has the result, and it may be sent or not
             self.end_early(feed, Cancelled("submitting the request was interrupted"))
@@ -173,35 +186,103 @@ class GenerationExecutor(ExecutorReading):
             self.request(prompt_token_ids, sampling_params, lora_request, streaming, **fields)
         )
 
+    @overload
+    def generate(
+        self,
+        prompt_token_ids: str | Sequence[int],
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt_token_ids: Prompts,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> list[GenerationResult]: ...
+
+    @overload
     def generate(
         self,
         prompt_token_ids: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> GenerationResult | list[GenerationResult]: ...
+
+    def generate(
+        self,
+        prompt_token_ids: Any,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
         **fields: Any,
     ) -> GenerationResult | list[GenerationResult]:
-        """Wait for the results of one prompt, or of a list of prompts.
+        """Wait for the result of one prompt, or for the results of a list of prompts.
 
         Everything is checked before anything is sent. If one fails, the others are waited for,
         and the first error is raised; an interrupted wait ends them all.
         """
-        prompts, is_single = as_batch(prompt_token_ids)
-        params = each_of("sampling_params", sampling_params, len(prompts))
-        loras = each_of("lora_requests", lora_request, len(prompts))
-        requests = [self.request(*each, False, **fields) for each in zip(prompts, params, loras)]
-        for request in requests:
-            request.sampling_params.to_sampling(self.tokenizer)
+        requests, is_single = self._batch(prompt_token_ids, sampling_params, lora_request, fields)
         results: list[GenerationResult] = []
         try:
             results += map(self.submit_waiting, requests)
             errors = [result.exception() for result in results]
         except BaseException:
-            for result in results:
-                result.cancel()
+            cancel_all(results)
             raise
-        for error in errors:
-            if error is not None:
-                raise error
+        raise_first(errors)
+        return results[0] if is_single else results
+
+    @overload
+    async def agenerate(
+        self,
+        prompt_token_ids: str | Sequence[int],
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> GenerationResult: ...
+
+    @overload
+    async def agenerate(
+        self,
+        prompt_token_ids: Prompts,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    async def agenerate(
+        self,
+        prompt_token_ids: Any,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> GenerationResult | list[GenerationResult]: ...
+
+    async def agenerate(
+        self,
+        prompt_token_ids: Any,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
+        **fields: Any,
+    ) -> GenerationResult | list[GenerationResult]:
+        """As `generate`, without blocking the loop; a cancelled wait ends all of its requests."""
+        requests, is_single = self._batch(prompt_token_ids, sampling_params, lora_request, fields)
+        results: list[GenerationResult] = []
+        errors: list[ActorserveError | None] = []
+        try:
+            for request in requests:
+                results.append(await self.asubmit(request))
+            for result in results:
+                errors.append(await result.aexception())
+        except BaseException:
+            cancel_all(results)
+            raise
+        raise_first(errors)
         return results[0] if is_single else results
 
     def request(
@@ -244,80 +325,21 @@ class GenerationExecutor(ExecutorReading):
         """Yield each result once, as they are completed."""
         return first_completed(futures, timeout)
 
-    # --- the engine ------------------------------------------------------------------------------
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """What the engine says of itself; None while it loads."""
-        return self._registry.info
-
-    @property
-    def error(self) -> ActorserveError | None:
-        """Why nothing is served now; None if something is."""
-        return self._registry.error
-
-    def check_health(self) -> None:
-        """Raise the error of a dead engine."""
-        if self._registry.error is not None:
-            raise self._registry.error.with_traceback(None)
-
-    def wait_ready(self, timeout: float | None = None) -> EngineInfo:
-        """Wait in this thread until the engine has loaded; its error if that fails."""
-        limit_s = self._load_limit_s() if timeout is None else timeout
-        if not wait_here(self._registry.ready, limit_s):
-            raise WaitTimeout(f"the engine has not loaded in {limit_s:g} s")
-        return self._ready_info()
-
-    async def aready(self, timeout: float | None = None) -> EngineInfo:
-        """As `wait_ready`, in an event loop."""
-        limit_s = self._load_limit_s() if timeout is None else timeout
-        if not await wait_async(self._registry.ready, limit_s):
-            raise WaitTimeout(f"the engine has not loaded in {limit_s:g} s")
-        return self._ready_info()
-
-    def _load_limit_s(self) -> float | None:
-        """How long to wait for the engine; who judges the loading itself says more, and later."""
-        return self.config.load_timeout_s or None
-
-    def _ready_info(self) -> EngineInfo:
-        self.check_health()
-        info = self._registry.info
-        assert info is not None  # ready, and not dead
-        return info
-
-    def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """Call a method of the engine on every rank and return rank 0's result.
-
-        It takes effect on all ranks or on none. Raises RequestError with what the engine says.
-        """
-        return result_of(self._calls.start(method, list(args), timeout))
-
-    async def acall(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """As `call`, in an event loop."""
-        return await awaited(self._calls.start(method, list(args), timeout))
-
-    def load_adapter(self, lora: LoRARequest, timeout: float | None = None) -> None:
-        """Load an adapter before requests ask for it."""
-        result_of(self._adapters.load(lora), timeout)
-
-    async def aload_adapter(self, lora: LoRARequest) -> None:
-        """As `load_adapter`, in an event loop."""
-        await awaited(self._adapters.load(lora))
-
-    def unload_adapter(self, number: int, timeout: float | None = None) -> None:
-        """Unload an adapter; requests may load another under its number then."""
-        result_of(self._adapters.unload(number), timeout)
-
-    async def aunload_adapter(self, number: int) -> None:
-        """As `unload_adapter`, in an event loop."""
-        await awaited(self._adapters.unload(number))
-
-    @property
-    def adapters(self) -> list[LoRARequest]:
-        """The adapters that are loaded."""
-        return self._adapters.loaded
-
     # --- inside ----------------------------------------------------------------------------------
+
+    def _batch(
+        self, prompts: Any, params: Params, loras: Loras, fields: dict[str, Any]
+    ) -> tuple[list[GenerationRequest], bool]:
+        """Return one checked request a prompt, and whether it was a single one."""
+        prompts, is_single = as_batch(prompts)
+        each_params = each_of("sampling_params", params, len(prompts))
+        each_lora = each_of("lora_requests", loras, len(prompts))
+        requests = [
+            self.request(*each, False, **fields) for each in zip(prompts, each_params, each_lora)
+        ]
+        for request in requests:
+            request.sampling_params.to_sampling(self.tokenizer)
+        return requests, is_single
 
     def _prepare(self, request: GenerationRequest) -> tuple[Feed, GenRequest]:
         """Return the two ends of a request: what waits here, and what goes to the engine."""
@@ -332,7 +354,7 @@ class GenerationExecutor(ExecutorReading):
             raise InvalidArgument(f"engine {info.name!r} has no adapters")
         now_s = monotonic_s()
         number = self._ids.next()
-        feed = Feed(number, len(request.prompt_token_ids), now_s)
+        feed = Feed(number, len(request.prompt_token_ids), now_s, params.sequences)
         if (limit_s := limit_of(request.timeout)) is not None:
             feed.deadline_s = now_s + limit_s
         if params.stop_texts:
@@ -372,6 +394,7 @@ def _made(
         raise InvalidArgument(
             f"the model wants {model_world_size} ranks, and the world has {world_size}"
         )
+    check_not_importing()
     if isinstance(engine, (str, EngineSpec)):
         spec_of(engine).check()
     if not isinstance(engine, (str, EngineSpec)) or config.worker == "thread":
@@ -382,4 +405,4 @@ def _made(
         return GenerationWorker(engine, config)
     from actorserve.actors.generation.proxy import GenerationProxy
 
-    return GenerationProxy(spec_of(engine), config, model_world_size)
+    return GenerationProxy(importable(spec_of(engine)), config, model_world_size)

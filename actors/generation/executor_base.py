@@ -29,12 +29,14 @@ from actorserve.actors.generation.spec import ExecutorConfig
 from actorserve.actors.generation.wait import wait_async, wait_here
 from actorserve.errors import ActorserveError, Cancelled, Unavailable
 from actorserve.ids import Ids
-from actorserve.wire.generation import Abort, Call, Close, Output, Submit
+from actorserve.wire.generation import Abort, Call, Close, GenRequest, Output, Submit
 
 Sendable = Submit | Abort | Call | Close
 
 CLOSE_S = 5.0
 """How long a shutdown without drain waits before it uses force."""
+LOOK_S = 0.5
+"""How long it waits before it looks whether waiting on makes sense."""
 AT_EXIT_S = 2.0
 """As long, when the interpreter ends."""
 
@@ -66,7 +68,8 @@ class ExecutorBase:
         self._calls = calls = CallDesk(registry, send)
         self._adapters = AdapterDesk(
             lambda method, args: calls.start(method, args, None),
-            lambda requests: send(Submit(requests)),
+            lambda requests: _submit_all(requests, registry, send),
+            lambda ids: send(Abort(ids)),
             registry.end_by_id,
         )
         self._is_closing = False
@@ -100,14 +103,20 @@ class ExecutorBase:
         """
         limit_s = self._begin_shutdown(drain, timeout)
         if not self._is_shut and self._may_wait():
-            wait_here(self._registry.gone, limit_s)
+            first_s = limit_s if drain else min(limit_s, LOOK_S)
+            gone = self._registry.gone
+            if not wait_here(gone, first_s) and limit_s > first_s and self._is_ending():
+                wait_here(gone, limit_s - first_s)
         self._end_shutdown()
 
     async def ashutdown(self, drain: bool = False, timeout: float | None = None) -> None:
         """As `shutdown`, without blocking the loop meanwhile."""
         limit_s = self._begin_shutdown(drain, timeout)
         if not self._is_shut:
-            await wait_async(self._registry.gone, limit_s)
+            first_s = limit_s if drain else min(limit_s, LOOK_S)
+            gone = self._registry.gone
+            if not await wait_async(gone, first_s) and limit_s > first_s and self._is_ending():
+                await wait_async(gone, limit_s - first_s)
         self._end_shutdown()
 
     def _begin_shutdown(self, drain: bool, timeout: float | None) -> float:
@@ -169,6 +178,10 @@ class ExecutorBase:
     def _join(self) -> None:
         """Wait for what is left of the transport, shortly; it is closed, or killed."""
 
+    def _is_ending(self) -> bool:
+        """Whether the transport has begun to end, so that it is worth waiting for."""
+        return True
+
     def _may_wait(self) -> bool:
         """Whether this thread may wait for the transport's end: not if it is its own."""
         return True
@@ -208,6 +221,16 @@ class ExecutorBase:
     def gone(self) -> None:
         """Hear that the transport has ended."""
         self._registry.gone.open()
+
+
+def _submit_all(
+    requests: list[GenRequest], registry: Registry, send: Callable[[Sendable], None]
+) -> None:
+    """Send what has waited; what has an outcome by then is nobody's, and ended at once."""
+    send(Submit(requests))
+    gone = [each.id for each in requests if each.id not in registry.feeds]
+    if gone:
+        send(Abort(gone))
 
 
 def _sender(executor: ExecutorBase) -> Callable[[Sendable], None]:

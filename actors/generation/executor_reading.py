@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actorserve.actors.generation.executor_base import ExecutorBase
 from actorserve.actors.generation.registry import Finished
 from actorserve.actors.generation.wait import end_s_of, left_s_of, wait_async, wait_here
 from actorserve.errors import Unavailable, WaitTimeout
 from actorserve.state.event_ring import Replay
+
+if TYPE_CHECKING:
+    from actorserve.actors.generation.group import GroupStats
 
 
 class ExecutorReading(ExecutorBase):
@@ -35,6 +38,10 @@ class ExecutorReading(ExecutorBase):
     def latest_stats(self) -> dict[str, Any] | None:
         """Return the snapshot of the last iteration; None before the first."""
         return self._registry.snapshots.latest
+
+    def group_stats(self) -> GroupStats | None:
+        """Return what the ranks are and do; None before they are started, and in a thread."""
+        return None
 
     def kv_events(self, since: int = 0) -> Replay:
         """Return the events of the key-value cache from the number `since` on."""

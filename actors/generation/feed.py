@@ -41,10 +41,13 @@ class Feed:
         "step_waiters",
         "submitted_s",
         "tokens",
+        "unfinished",
         "watch",
     )
 
-    def __init__(self, number: int, prompt_tokens: int, submitted_s: float) -> None:
+    def __init__(
+        self, number: int, prompt_tokens: int, submitted_s: float, sequences: int = 1
+    ) -> None:
         self.id = number
         self.inbox: deque[Output] = deque()
         self.step_waiters: Waiters = []  # who wants to know of every output
@@ -60,6 +63,7 @@ class Feed:
         self.first_s = 0.0  # when the first output came
         self.last_s = 0.0
         self.finish: str | None = None
+        self.unfinished = set(range(sequences))  # the sequences that have no end of their own yet
 
     def has_news(self) -> bool:
         """Whether a step would not wait."""

@@ -12,7 +12,7 @@ from actorserve.actors.generation.result import GenerationResult
 from actorserve.actors.generation.sampling_params import SamplingParams
 from actorserve.actors.generation.wake import Waiters, Wake, take, wait_in_thread, wake_all
 from actorserve.clock import monotonic_s
-from actorserve.errors import InvalidArgument, WaitTimeout
+from actorserve.errors import ActorserveError, InvalidArgument, WaitTimeout
 from actorserve.runtime.waiting import limit_of
 
 T = TypeVar("T", SamplingParams, LoRARequest)
@@ -25,7 +25,7 @@ def first_completed(
 
     Nothing is polled: the thread sleeps. Raises WaitTimeout after `timeout` seconds in all.
     """
-    limit_s = limit_of(timeout)
+    limit_s = limit_of(timeout, "timeout")
     end_s = None if limit_s is None else monotonic_s() + limit_s
     waiting = dict.fromkeys(results)  # each once, in their order
     ready: deque[GenerationResult] = deque()
@@ -100,3 +100,16 @@ def each_of(name: str, value: T | Sequence[T | None] | None, count: int) -> list
     if len(value) != count:
         raise InvalidArgument(f"there are {count} prompts and {len(value)} {name}")
     return list(value)
+
+
+def cancel_all(results: Iterable[GenerationResult]) -> None:
+    """End what nobody waits for any more."""
+    for result in results:
+        result.cancel()
+
+
+def raise_first(errors: Iterable[ActorserveError | None]) -> None:
+    """Raise the first error that is one."""
+    for error in errors:
+        if error is not None:
+            raise error

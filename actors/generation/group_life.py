@@ -34,6 +34,7 @@ KILL_AFTER_S = 1.0
 """How long the ranks of a dead group have to end by themselves."""
 WATCH_S = 1.0
 STOPPED_S = 10.0
+TITLE_CHARS = 15
 _log = logging.getLogger("actorserve")
 _SMALLEST_RING_BYTES = 4096
 _DOING = {status: Doing[status.name] for status in Status}
@@ -50,6 +51,12 @@ class GroupPlan(msgspec.Struct, frozen=True):
     hang_timeout_s: float = 60.0
     env: dict[str, str] = {}
     python: str | None = None
+
+
+def title_of(name: str, rank: int) -> str:
+    """Return what ps and top show of a rank; they have no more room, and the number stays."""
+    end = f" rank {rank}"
+    return name[: TITLE_CHARS - len(end)].rstrip("_- ") + end
 
 
 class LifeListener(Protocol):
@@ -92,7 +99,7 @@ class GroupLife:
         self._ranks: list[RankProcess] = []
         try:
             for rank in range(plan.size):
-                self._ranks.append(RankProcess(rank, self, ground, self._budgets()))
+                self._ranks.append(RankProcess(rank, plan.name, self, ground, self._budgets()))
         except BaseException:
             for made in self._ranks:
                 made.close()
@@ -144,7 +151,7 @@ class GroupLife:
 
     def _spec(self, rank: int) -> SpawnSpec:
         plan = self._plan
-        name = f"{plan.name}_{self.epoch}_{rank}"
+        name = title_of(plan.name, rank)
         env = dict(plan.env)
         return SpawnSpec(
             f"{RANK_MODULE}:main", name, plan.python, env, "", import_path(plan.python)
@@ -180,10 +187,18 @@ class GroupLife:
         if self.error is None:
             self._listener.life_said(message)
 
-    def rank_failed(self, rank: int, reason: str, traceback: str, *, is_final: bool) -> None:
+    def rank_failed(
+        self,
+        rank: int,
+        reason: str,
+        traceback: str,
+        *,
+        is_final: bool,
+        refusal: ActorserveError | None = None,
+    ) -> None:
         """See RankOwner."""
         pid = self._ranks[rank].pid
-        error = EngineDeadError(reason, rank=rank, pid=pid, traceback=traceback)
+        error = EngineDeadError(reason, rank=rank, pid=pid, traceback=traceback, refusal=refusal)
         self.fail(error, is_final=is_final)
 
     def rank_exited(self, rank: int) -> None:

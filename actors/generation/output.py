@@ -12,6 +12,9 @@ import numpy.typing as npt
 from actorserve.actors.generation.merge import GROWING
 from actorserve.wire.generation import Output
 
+DISCARDED = "discarded_tokens"
+"""In the `extra` of a request's last output: tokens of sequences that were not chosen."""
+
 
 @dataclass(slots=True)
 class CompletionOutput:
@@ -22,6 +25,7 @@ class CompletionOutput:
     `generation_logits` are float32, [tokens, vocabulary]. `finish_reason` is None while it goes
     on, then "stop", "length", "cancelled", "timeout" or "error"; `stop_reason` is the token or
     the text that stopped it, or the index of the stop word. `text` stays empty without tokenizer.
+    With `best_of`, the last sequence has as `discarded_tokens` those of the ones not chosen.
     """
 
     index: int
@@ -33,6 +37,7 @@ class CompletionOutput:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    discarded_tokens: int = field(default=0, repr=False)
     _seen_text: int = field(default=0, init=False, repr=False)
     _seen_tokens: int = field(default=0, init=False, repr=False)
 
@@ -77,6 +82,8 @@ class CompletionOutput:
         if output.finish is not None:
             self.finish_reason = output.finish
             self.stop_reason = output.stop_reason
+            if output.extra is not None:
+                self.discarded_tokens = output.extra.get(DISCARDED, 0)
         if output.arrays is not None:
             self._take_logits(output.arrays)
 

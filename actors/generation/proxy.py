@@ -91,7 +91,7 @@ class GenerationProxy(GenerationExecutor):
         return self._bridge.latest_stats() or super().latest_stats()
 
     def group_stats(self) -> GroupStats | None:
-        """Return what the ranks are and do; None before they are started."""
+        """See GenerationExecutor."""
         group = self._bridge.group
         return None if group is None else group.stats()
 

@@ -35,6 +35,8 @@ from actorserve.wire.generation import Abort, Call, Close, GenRequest, Output, S
 ABORT_GRACE_S = 5.0
 """How long an engine has for the final output of a request that it was told to end."""
 
+SHUT_DOWN = "the executor was shut down before the request was finished"
+
 _SNAPSHOTS_KEPT = 1000  # until they are handed on
 _HELD = 32  # outputs kept back for a request before they are merged
 
@@ -138,7 +140,7 @@ class Pump:
 
     def _take_request(self, request: GenRequest) -> None:
         if self._closing is not None:
-            self._end(request.id, "error", "the engine is shutting down")
+            self._end(request.id, "cancelled", SHUT_DOWN)
         elif not self._admission.submit(request):
             self._duplicates += 1  # a final for it would end the one that has this id
 
@@ -218,7 +220,7 @@ class Pump:
         call = self._next_call(now_s)
         if self._closing is not None and self._is_closing_now():
             for request in admission.clear():
-                self._end(request.id, "cancelled")
+                self._end(request.id, "cancelled", SHUT_DOWN)
             return Step(self._count(), [], [], close=True, poll=False)
         aborts = admission.take_aborts(now_s) if admission.has_aborts else []
         adds = self._admit() if admission.waiting else []
@@ -304,7 +306,7 @@ class Pump:
         while self._calls:
             call = self._calls.popleft()
             if call.deadline_s and call.deadline_s <= now_s:
-                self._sink.call_ended(call.number, None, "DeadlineExceeded: it waited too long")
+                self._sink.call_ended(call.number, None, "it waited too long for its turn")
                 continue
             self._next_phase = (call, PREPARE)
             return call.number, PREPARE, call.method, call.args

@@ -20,9 +20,10 @@ import traceback
 from actorserve.actors.generation.blas import limit_blas_threads
 from actorserve.actors.generation.driver import COMMIT, Follower
 from actorserve.actors.generation.engine import Engine
+from actorserve.actors.generation.main_script import importing
 from actorserve.actors.generation.pump import Pump
 from actorserve.actors.generation.rank_sink import RankSink
-from actorserve.actors.generation.spec import EngineSpec
+from actorserve.actors.generation.spec import REFUSALS, EngineSpec
 from actorserve.clock import monotonic_s
 from actorserve.errors import ProtocolError
 from actorserve.fault import fault_point
@@ -108,7 +109,8 @@ class Rank:
         end.send(Loading(end.rank))
         fault_point("rank.loading")
         try:
-            engine = EngineSpec(start.engine, start.options).make()
+            with importing(start.engine):
+                engine = EngineSpec(start.engine, start.options).make()
             limit_blas_threads()
             info = engine.start(end.rank, end.world)
             end.send(Loaded(end.rank, info))
@@ -117,7 +119,7 @@ class Rank:
         except BaseException as error:
             if end.is_dead:
                 raise GroupDead("the group was ended while the engine loaded") from error
-            end.send(LoadFailed(end.rank, _text_of(error), traceback.format_exc()))
+            end.send(_load_failed(end.rank, error))
             return None
         return engine
 
@@ -180,7 +182,7 @@ class Rank:
         opinions = self._end.agree("")
         against = [f"rank {rank}: {text}" for rank, text in enumerate(opinions) if text]
         if not against and self._phase != COMMIT and 0 < deadline_s < monotonic_s():
-            return "DeadlineExceeded: not all ranks were ready in time"
+            return "not all ranks were ready in time"
         return "; ".join(against)
 
     # --- the other ranks --------------------------------------------------------------------------
@@ -201,6 +203,12 @@ class Rank:
             if not steps:
                 end.note(self._step, Status.IDLE)
                 end.wait()
+
+
+def _load_failed(rank: int, error: BaseException) -> LoadFailed:
+    if isinstance(error, REFUSALS):
+        return LoadFailed(rank, error.message, "", int(error.code))
+    return LoadFailed(rank, _text_of(error), traceback.format_exc())
 
 
 def _text_of(error: BaseException) -> str:

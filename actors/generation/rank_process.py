@@ -9,7 +9,7 @@ import signal
 from typing import Any, Protocol
 
 from actorserve.actors.generation.logits import unpack
-from actorserve.errors import ActorserveError, BootError
+from actorserve.errors import ActorserveError, BootError, error_for
 from actorserve.ids import Serial
 from actorserve.runtime.child import Child, Exit, Spawner, SpawnSpec
 from actorserve.runtime.exchange import Exchange
@@ -42,8 +42,19 @@ class RankOwner(Protocol):
     def rank_loaded(self, rank: int, info: EngineInfo) -> None:
         """Hear that a rank is ready."""
 
-    def rank_failed(self, rank: int, reason: str, traceback: str, *, is_final: bool) -> None:
-        """Hear that a rank is dead or has to be; `is_final`: another start would end the same."""
+    def rank_failed(
+        self,
+        rank: int,
+        reason: str,
+        traceback: str,
+        *,
+        is_final: bool,
+        refusal: ActorserveError | None = None,
+    ) -> None:
+        """Hear that a rank is dead or has to be; `is_final`: another start would end the same.
+
+        `refusal` is what its engine said against what was asked of it.
+        """
 
     def rank_exited(self, rank: int) -> None:
         """Hear that the process is gone."""
@@ -72,8 +83,10 @@ class Ground:
 class RankProcess:
     """One rank; made for one spawn, and over with its process."""
 
-    def __init__(self, rank: int, owner: RankOwner, ground: Ground, budgets: Budgets) -> None:
-        """Make the channel. Raises ResourceExhausted."""
+    def __init__(
+        self, rank: int, engine: str, owner: RankOwner, ground: Ground, budgets: Budgets
+    ) -> None:
+        """Make the channel; `engine` is for people. Raises ResourceExhausted."""
         self.rank = rank
         self.is_loaded = False
         self.is_closed = False  # it said that it ends in order
@@ -81,7 +94,7 @@ class RankProcess:
         self._owner = owner
         self._ground = ground
         self._child: Child | None = None
-        self._name = ""
+        self._name = f"{engine} rank {rank}"
         self._why = ""
         self._watch = Watch(budgets)
         self._assembler: Assembler[FromRank] = Assembler(decode_from_rank)
@@ -102,7 +115,6 @@ class RankProcess:
 
     async def spawn(self, spec: SpawnSpec) -> None:
         """Make the process. Raises what Spawner.spawn raises; this rank is over then."""
-        self._name = spec.name
         try:
             self._child = await self._ground.spawner.spawn(spec, self.on_exit, self.on_output)
         except BaseException:
@@ -157,7 +169,10 @@ class RankProcess:
             self._owner.rank_loaded(self.rank, message.info)
         elif isinstance(message, LoadFailed):
             reason = f"its engine could not be loaded: {message.error}"
-            self._owner.rank_failed(self.rank, reason, message.traceback, is_final=True)
+            refusal = None if message.code is None else error_for(message.code, message.error)
+            self._owner.rank_failed(
+                self.rank, reason, message.traceback, is_final=True, refusal=refusal
+            )
         elif isinstance(message, EngineFailed):
             self._fail(f"its engine failed: {message.error}", message.traceback)
         elif isinstance(message, Closed):

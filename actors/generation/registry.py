@@ -135,8 +135,13 @@ class Registry:
                 if watched is None:
                     continue
                 output = watched
-                if not ends and (output.final or feed.watch.wants_abort()):
-                    stopped.append(feed.id)  # stays in the table until the engine has ended it
+                if output.final and not ends:
+                    if feeds.pop(feed.id, None) is None:
+                        late += 1  # somebody gave it its outcome just now
+                        continue
+                    stopped.append(feed.id)  # back in the table until the engine has ended it
+                elif not ends and feed.watch.wants_abort():
+                    stopped.append(feed.id)
             if ends and not self._remove(feed):
                 late += 1
                 continue
@@ -146,8 +151,12 @@ class Registry:
                 feed.first_s = now_s
             inbox = feed.inbox
             inbox.append(output)
+            if output.finish is not None:
+                feed.unfinished.discard(output.seq)
             if output.final:
                 self._end_with(feed, output, now_s)
+                if not ends:
+                    self._keep(feed)
                 take(feed.end_waiters, wakes)
             elif len(inbox) > feed.fold_at:
                 feed.fold()
@@ -158,6 +167,12 @@ class Registry:
         if wakes:
             wake_all(wakes)
         return stopped
+
+    def _keep(self, feed: Feed) -> None:
+        """Have a request that has its outcome count as in flight, until the engine ends it."""
+        self.feeds[feed.id] = feed
+        if self.error is not None:  # it never will
+            self._remove(feed)
 
     def end(self, feed: Feed, error: ActorserveError) -> bool:
         """End one request with an error; False if it has an outcome already."""
@@ -213,6 +228,8 @@ class Registry:
         for feed in list(self.feeds.values()):
             feed.error = self.error
             feed.is_ended = True
+        for answer in list(self.calls.values()):
+            answer.sever(self.error)
         self.feeds.clear()
         self.calls.clear()
         self.snapshots.is_over = True
@@ -243,6 +260,8 @@ class Registry:
         feed.last_s = now_s
         if output.error is not None or output.finish in _FAILED:
             feed.error = error_of(output)
+        elif feed.unfinished:
+            feed.error = _incomplete(feed)
         feed.is_ended = True
         self._finish(feed)
 
@@ -297,7 +316,7 @@ class Registry:
     def take_kv_events(self, first: int, events: list[Any]) -> None:
         """Take events of the key-value cache."""
         self.kv_ring.add(first, events)
-        for listener in self.kv_listeners:
+        for listener in tuple(self.kv_listeners):  # one may leave meanwhile
             self._tell_listener(listener, first, events)
 
     def _tell_listener(self, listener: Callable[..., object], *args: Any) -> None:
@@ -311,10 +330,16 @@ class Registry:
 def error_of(output: Output) -> ActorserveError:
     """Return the error of a request that ended with this final output."""
     if output.finish == "cancelled":
-        return Cancelled("the request was cancelled")
+        return Cancelled(output.error or "the request was cancelled")
     if output.finish == "timeout":
         return WaitTimeout("the request's time was over before it was finished")
     return RequestError(output.error or "the engine ended the request with an error")
+
+
+def _incomplete(feed: Feed) -> RequestError:
+    """Return the error of a request whose engine said its end, and not that of all sequences."""
+    left = ", ".join(map(str, sorted(feed.unfinished)))
+    return RequestError(f"the engine ended the request without an end of its sequences: {left}")
 
 
 def _is_passing(error: ActorserveError) -> bool:

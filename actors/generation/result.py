@@ -179,6 +179,16 @@ class GenerationResult:
             return error
         return None
 
+    async def aexception(self, timeout: float | None = None) -> ActorserveError | None:
+        """As `exception`, in this event loop. A cancelled wait ends the request."""
+        try:
+            await self.aresult(timeout)
+        except ActorserveError as error:
+            if not self._is_finished:
+                raise
+            return error
+        return None
+
     def poll(self) -> bool:
         """Take what has come without waiting; whether there was anything. Raises nothing."""
         has_news = bool(self._feed.inbox) or (self._feed.is_ended and not self._is_finished)

@@ -10,11 +10,16 @@ import msgspec
 
 from actorserve.actors.generation.engine import Engine, Tokenizer
 from actorserve.actors.generation.engines.registry import engine_class
-from actorserve.errors import InvalidArgument
+from actorserve.actors.generation.main_script import importable_name
+from actorserve.errors import InvalidArgument, Unsupported
 from actorserve.state.restart import Restart
 
 _WORDS = {"mode": ("step", "thread"), "ranks": ("leader", "lockstep")}
 _NEEDED = ("start", "add", "abort", "poll", "close")
+
+
+REFUSALS = (InvalidArgument, Unsupported)
+"""What an engine raises while it loads when it is no fault, but the caller's to change."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
@@ -100,6 +105,11 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
 def spec_of(engine: EngineSpec | str) -> EngineSpec:
     """Return the spec of an engine that is given by name or as a spec already."""
     return EngineSpec(engine) if isinstance(engine, str) else engine
+
+
+def importable(spec: EngineSpec) -> EngineSpec:
+    """Return the spec as another process understands it. Raises InvalidArgument if it cannot."""
+    return EngineSpec(importable_name(spec.name), spec.options)
 
 
 def checked_engine(engine: object, name: str = "") -> Engine:

@@ -12,7 +12,7 @@ from actorserve.runtime.waiting import Waiting, limit_of
 
 def end_s_of(timeout: float | None) -> float | None:
     """Return when a wait of so many seconds from now is over; None for never."""
-    limit_s = limit_of(timeout)
+    limit_s = limit_of(timeout, "timeout")
     return None if limit_s is None else monotonic_s() + limit_s
 
 
@@ -23,7 +23,7 @@ def left_s_of(end_s: float | None) -> float | None:
 
 def wait_here(waiting: Waiting, timeout_s: float | None) -> bool:
     """Wait in this thread for news; False after `timeout_s` seconds."""
-    limit_s = limit_of(timeout_s)
+    limit_s = limit_of(timeout_s, "timeout")
     end_s = None if limit_s is None else monotonic_s() + limit_s
     while not waiting.has_news():
         left_s = None if end_s is None else end_s - monotonic_s()
@@ -35,7 +35,7 @@ def wait_here(waiting: Waiting, timeout_s: float | None) -> bool:
 
 async def wait_async(waiting: Waiting, timeout_s: float | None) -> bool:
     """Wait in this event loop for news; False after `timeout_s` seconds."""
-    limit_s = limit_of(timeout_s)
+    limit_s = limit_of(timeout_s, "timeout")
     end_s = None if limit_s is None else monotonic_s() + limit_s
     while not waiting.has_news():
         left_s = None if end_s is None else end_s - monotonic_s()

@@ -10,6 +10,7 @@ of, everybody who waits hears it.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -25,6 +26,7 @@ from actorserve.actors.generation.executor_base import Sendable
 from actorserve.actors.generation.pump import Pump
 from actorserve.actors.generation.registry import Registry
 from actorserve.actors.generation.spec import (
+    REFUSALS,
     EngineSpec,
     ExecutorConfig,
     checked_engine,
@@ -32,13 +34,17 @@ from actorserve.actors.generation.spec import (
     tokenizer_of,
 )
 from actorserve.clock import monotonic_s
-from actorserve.errors import EngineDeadError
+from actorserve.errors import ActorserveError, EngineDeadError
 from actorserve.wire.generation import Abort, Output
+
+_log = logging.getLogger("actorserve")
 
 THREAD_POLL_S = 0.005
 """How long a thread-driven engine without a descriptor is waited for, while requests may come."""
 
 JOIN_S = 2.0
+ABANDONED_JOIN_S = 0.2
+"""As long, for a thread that was given up: it may be about to notice."""
 
 LONGEST_S = 1e6
 """The longest sleep with a limit: poll takes a C int of milliseconds."""
@@ -80,6 +86,11 @@ class Inbox:
         while messages:
             taken.append(messages.popleft())
         return taken
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was sent has been taken."""
+        return not self._messages
 
     def wait(self, timeout_s: float | None, fileno: int | None) -> None:
         """Sleep until a message comes, or the descriptor is readable, or the time is over."""
@@ -123,6 +134,7 @@ class _Watch:
                         f"an iteration has taken over {limit_s:g} s", rank=0, pid=os.getpid()
                     )
                 )
+                registry.gone.open()  # nobody waits for it any more
                 return
 
 
@@ -138,6 +150,7 @@ class GenerationWorker(GenerationExecutor):
         self, engine: Engine | EngineSpec | str, config: ExecutorConfig | None = None
     ) -> None:
         config = config or ExecutorConfig()
+        self._name = _name_of(engine)
         if isinstance(engine, (str, EngineSpec)):
             engine = spec_of(engine)
             tokenizer = engine.tokenizer()
@@ -150,7 +163,7 @@ class GenerationWorker(GenerationExecutor):
         self._thread = threading.Thread(
             target=_run,
             args=(engine, self._inbox, self._registry, self._watch),
-            name="generation pump",
+            name=f"generation {self._name}",
             daemon=True,
         )
         self._thread.start()
@@ -168,9 +181,18 @@ class GenerationWorker(GenerationExecutor):
     def _kill(self) -> None:
         self._watch.is_abandoned = True
 
+    def _is_ending(self) -> bool:
+        return self._inbox.is_empty  # it has taken the word; a hung one takes nothing
+
     def _join(self) -> None:
-        if self._may_wait() and not self._watch.is_abandoned:
-            self._thread.join(JOIN_S)
+        if not self._may_wait():
+            return
+        thread = self._thread
+        thread.join(ABANDONED_JOIN_S if self._watch.is_abandoned else JOIN_S)
+        if thread.is_alive():
+            _log.warning(
+                "thread %r of %s hangs in its engine and is left behind", thread.name, self._name
+            )
 
     def _may_wait(self) -> bool:
         return threading.current_thread() is not self._thread
@@ -196,12 +218,16 @@ class _Sink:
 def _run(engine: Engine | EngineSpec, inbox: Inbox, registry: Registry, watch: _Watch) -> None:
     """Be the pump's thread."""
     loaded: Any = None
+    refusals: tuple[type[ActorserveError], ...] = REFUSALS
     try:
         loaded = engine.make() if isinstance(engine, EngineSpec) else engine
         registry.info = loaded.start(0, None)
         pump = watch.pump = Pump(loaded, _Sink(registry, inbox))
+        refusals = ()  # from now on, whatever it raises is a fault
         registry.ready.open()
         _turn(pump, inbox, watch)
+    except refusals as error:
+        registry.fail_all(error)
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         registry.fail_all(
@@ -222,6 +248,11 @@ def _turn(pump: Pump, inbox: Inbox, watch: _Watch) -> None:
             pump.take(message)
         if not pump.turn(THREAD_POLL_S) and not pump.is_closed:
             inbox.wait(pump.idle_s(), pump.engine_fileno)
+
+
+def _name_of(engine: Engine | EngineSpec | str) -> str:
+    name = spec_of(engine).name if isinstance(engine, (str, EngineSpec)) else type(engine).__name__
+    return name.rpartition(":")[2]
 
 
 def _close(engine: Any) -> None:

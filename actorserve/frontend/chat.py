@@ -2,9 +2,10 @@
 """`actorserve chat`: a conversation with a model, on a terminal or through pipes.
 
 On a terminal lines are typed behind a prompt and answers appear as they are generated. Ctrl-C
-ends the answer, or the line that is being typed, and never the program; Ctrl-D ends that. Without
-a terminal each line of standard input is a question, each answer is followed by a line's end, and
-the first error ends it.
+ends the answer, or the line that is being typed, and never the program; Ctrl-D ends that. A line
+that begins with a word like /new is for the program, and never a question. Without a terminal each
+line of standard input is a question, whatever it says, each answer is followed by a line's end,
+and the first error ends it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ from __future__ import annotations
 import contextlib
 import io
 import queue
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
-from actorserve.errors import ActorserveError, ConfigError
+import msgspec
+
+from actorserve.errors import ActorserveError, ConfigError, InvalidArgument
 from actorserve.frontend.chat_running import RunningServer
 from actorserve.frontend.chat_source import Manner, Message, Source
 from actorserve.frontend.colour import RED, is_coloured
 
 PROMPT = "> "
-ANEW = "/new"
+COMMANDS = {
+    "/new": "begins the conversation anew",
+    "/help": "says this",
+}
+_HELP = [f"{name} {text}" for name, text in COMMANDS.items()]
+_KEYS = "Ctrl-C ends an answer, or a line; Ctrl-D leaves"
+_COMMAND = re.compile(r"/[A-Za-z]+")
 _LONGEST_WAIT_S = 1.0
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -62,6 +72,8 @@ def run(
     try:
         chat = Chat(source, Conversation(system), manner)
         if is_terminal:
+            with _told("asking the model for a word …", is_wanted=sys.stderr.isatty()):
+                chat.try_out()
             chat.on_terminal()
         else:
             chat.through_pipes(sys.stdin, sys.stdout)
@@ -133,20 +145,48 @@ class Chat:
         """Answer what is typed, until Ctrl-D."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (makes `input` a line that can be edited)
-        print(f"{self._source.model}: Ctrl-C ends an answer, {ANEW} the conversation, Ctrl-D this.")
+        print(f"{self._source.model}: {_KEYS}; /help says more.")
         while True:
             try:
-                question = input(PROMPT).strip()
+                line = input(PROMPT)
             except KeyboardInterrupt:
                 print()
                 continue
             except EOFError:
                 print()
                 return
-            if question == ANEW:
-                self._conversation.clear()
-            elif question:
-                self._show_answer(question)
+            command = _COMMAND.match(line)
+            if command is not None and line[command.end() :].strip(" \t") == "":
+                self._obey(command.group())
+            elif line.strip():
+                self._show_answer(line.strip())
+
+    def try_out(self) -> None:
+        """Ask for one token, so that a model which cannot converse is refused before anybody types.
+
+        Raises InvalidArgument with what it lacks: a chat template, say. Other errors may pass.
+        """
+        inbox: _Inbox = queue.SimpleQueue()
+        greeting = [*self._conversation.messages, Message("user", "Hello")]
+        manner = msgspec.structs.replace(self._manner, max_tokens=1)
+        cancel = self._source.ask(greeting, manner, inbox.put)
+        try:
+            piece = _next(inbox)
+            while isinstance(piece, str):
+                piece = _next(inbox)
+        finally:
+            cancel()
+        if isinstance(piece, InvalidArgument):
+            raise piece
+
+    def _obey(self, command: str) -> None:
+        """Do what a line of the program's own says."""
+        if command == "/new":
+            self._conversation.clear()
+        elif command == "/help":
+            print("\n".join([*_HELP, _KEYS, "a space in front makes a question of such a word"]))
+        else:
+            print(f"there is no {command}: {', '.join(COMMANDS)} (a space in front: a question)")
 
     def _show_answer(self, question: str) -> None:
         """Show an answer as it comes, and an error in its place."""

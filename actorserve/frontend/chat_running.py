@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from actorserve.errors import ActorserveError, Unavailable
+from actorserve.errors import ActorserveError, InvalidArgument, Unavailable
 from actorserve.frontend.chat_source import Cancel, Manner, Message, Tell, choose_model
 from actorserve.frontend.probe import host_and_port, reason_of
 
@@ -183,7 +183,8 @@ class RunningServer:
         except msgspec.MsgspecError:
             error = None
         reason = error.message if error is not None else f"HTTP status {status}"
-        return Unavailable(f"{self._url}: {reason}")
+        kind = InvalidArgument if status == 400 else Unavailable
+        return kind(f"{self._url}: {reason}")
 
     def _decoded(self, data: bytes, decode: Any) -> Any:
         try:

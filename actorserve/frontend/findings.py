@@ -15,6 +15,7 @@ from actorserve.frontend.table import aligned
 DEFAULT_WIDTH = 100
 LEAST_DETAIL_WIDTH = 24
 RESULT = 2
+_FROZEN = ("<frozen ", 'File "<frozen ')
 
 _Row = tuple[str, str, str, str]
 
@@ -89,18 +90,22 @@ def _duration(seconds: float) -> str:
 
 
 def _wrap(row: _Row, room: int) -> Iterator[_Row]:
-    """Yield the row, and below it what of its last cell has no room; each keeps its indent."""
+    """Yield the row, and below it what of its last cell has no room; each keeps its indent.
+
+    What says nothing about a model is left out: marks below a line, frames of Python's own.
+    """
     cells = row[:-1]
     for line in row[-1].splitlines() or [""]:
         text = line.strip()
-        if not text or text == "At:" or text.startswith("<frozen "):  # says nothing about a model
+        if not text.strip("^~ ") or text == "At:" or text.startswith(_FROZEN):
             continue
-        indent = "  " if cells[RESULT] == "" else ""
+        own = line[: len(line) - len(line.lstrip())].expandtabs()[: room // 2]
+        indent = own or ("  " if cells[RESULT] == "" else "")
         for part in textwrap.wrap(
             text,
             room,
             initial_indent=indent,
-            subsequent_indent="  ",
+            subsequent_indent=own + "  ",
             break_long_words=False,
             break_on_hyphens=False,
         ):

@@ -44,7 +44,8 @@ from actorserve.frontend.http_route import ModelPath
 from actorserve.frontend.http_stream import StreamExchange
 from actorserve.frontend.http_turns import HttpTurns, abandon
 from actorserve.frontend.http_watch import Phase, PhaseWatch
-from actorserve.frontend.openai_exchange import OpenAIExchange
+from actorserve.frontend.openai_exchange import OpenAIExchange, OpenAIRefusal
+from actorserve.frontend.openai_route import PREFIX
 
 _Kind = type[InferExchange] | type[GenerateExchange] | type[StreamExchange] | type[OpenAIExchange]
 _EXCHANGES: dict[str, _Kind] = {
@@ -323,7 +324,8 @@ class HttpConnection(HttpTurns):
         elif broken is not None and self.pipeline and self.pipeline[0][0] is broken:
             self.pipeline.popleft()
             abandon(broken)
-        refusal = Refusal(self, status, message)
+        is_openai = self.url.startswith(PREFIX)
+        refusal = (OpenAIRefusal if is_openai else Refusal)(self, status, message)
         self.cycle = refusal  # type: ignore[assignment]
         if self._active is None:
             self._active = refusal

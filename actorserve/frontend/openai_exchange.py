@@ -18,7 +18,7 @@ import secrets
 from collections import Counter, deque
 
 from actorserve.errors import ActorserveError
-from actorserve.frontend.http_exchange import unexpected
+from actorserve.frontend.http_exchange import Refusal, unexpected
 from actorserve.frontend.http_head import stream_head
 from actorserve.frontend.http_infer import ENCODE_OFF_LOOP_BYTES
 from actorserve.frontend.http_intake import DONE, Intake
@@ -39,6 +39,16 @@ from actorserve.frontend.v2_values import View
 from actorserve.triton.inference import InferRequest, InferResponse, InFlight
 
 _LAST_CHUNK = b"0\r\n\r\n"
+
+
+class OpenAIRefusal(Refusal):
+    """As Refusal, for a request to this API: in the form that its clients read."""
+
+    def reply_status(self, status: int, message: str, extra: bytes = b"") -> None:
+        """Send an error as the reply."""
+        self.connection.front.errors += 1
+        text = encode_body(body_of_status(status, message))
+        self.reply(EncodedBody([text], len(text), None), status, extra)
 
 
 class OpenAIExchange(Intake):

@@ -120,6 +120,7 @@ class Reply:
         self.asked = asked
         self._sequences: dict[int, _Sequence] = {}
         self._prompt_tokens: dict[int, int] = {}
+        self._discarded_tokens = 0  # OpenAI counts all that were generated
         self._created = created
         self._id = f"chatcmpl-{number}" if asked.is_chat else f"cmpl-{number}"
         if not asked.is_chat:
@@ -138,6 +139,7 @@ class Reply:
             sequence = self._sequences[index] = _Sequence()
         sequence.completion_tokens = max(sequence.completion_tokens, piece.completion_tokens)
         sequence.finish = piece.finish or sequence.finish
+        self._discarded_tokens += piece.discarded_tokens
         known = self._prompt_tokens.get(prompt, 0)
         self._prompt_tokens[prompt] = max(known, piece.prompt_tokens)
         return index, sequence, is_first
@@ -152,6 +154,7 @@ class Reply:
     def _usage(self) -> Usage:
         prompt = sum(self._prompt_tokens.values())
         completion = sum(each.completion_tokens for each in self._sequences.values())
+        completion += self._discarded_tokens
         return Usage(prompt, completion, prompt + completion)
 
     def _encode(self, choices: list[Choice], usage: Usage | UnsetType | None) -> bytes:

@@ -66,7 +66,7 @@ class Piece(msgspec.Struct, frozen=True):
     """What a response brings of one sequence of its request.
 
     `text` is new; `finish` is "stop" or "length" at the sequence's end, else empty. The counts of
-    tokens are of all so far.
+    tokens are of all so far; `discarded_tokens` are those of sequences that were not chosen.
     """
 
     index: int
@@ -75,6 +75,7 @@ class Piece(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     logprobs: list[TokenLogprob] = []
+    discarded_tokens: int = 0
 
 
 class _Told(msgspec.Struct):
@@ -162,6 +163,7 @@ def piece_of(response: InferResponse) -> Piece:
             prompt_tokens=_integer(outputs, "prompt_tokens"),
             completion_tokens=_integer(outputs, "completion_tokens"),
             logprobs=_logprobs(outputs),
+            discarded_tokens=_discarded(response),
         )
     except (ActorserveError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise InternalError(
@@ -170,6 +172,11 @@ def piece_of(response: InferResponse) -> Piece:
     if finish not in ("", "stop", "length"):
         raise _ended(finish)
     return piece
+
+
+def _discarded(response: InferResponse) -> int:
+    count = response.parameters.get("discarded_tokens", 0) if response.parameters else 0
+    return count if type(count) is int else 0
 
 
 def _ended(finish: str) -> ActorserveError:

@@ -10,6 +10,7 @@ from actorserve.frontend.colour import painted
 
 REASON_LINES = 12
 GAP = "  "
+_FRAMES = "\nAt:\n"
 
 
 def model_table(stats: SupervisorStats, *, is_coloured: bool = False) -> str:
@@ -24,10 +25,13 @@ def model_table(stats: SupervisorStats, *, is_coloured: bool = False) -> str:
             instances = f"{running}/{len(version.instances)}"
             rows.append((model.name, version.version, version.state, instances))
         if model.reason:
-            lines = [line for line in model.reason.splitlines() if line.strip()]
+            text, _, frames = model.reason.partition(_FRAMES)  # those are in the log
+            lines = [line for line in text.splitlines() if line.strip()]
             shown = lines[:REASON_LINES]
             if len(lines) > REASON_LINES:
                 shown.append(f"… {len(lines) - REASON_LINES} more lines are in the log")
+            elif frames:
+                shown.append("the log says where")
             reasons.append(f"{model.name}: " + "\n    ".join(shown))
     if len(rows) == 1:
         return "No models are loaded."

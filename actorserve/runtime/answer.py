@@ -112,6 +112,15 @@ class Answer(Waiting, Generic[R]):
         self._finish()
         return True
 
+    def sever(self, error: ActorserveError) -> None:
+        """Give the error in a forked child, where whoever waited is not: nobody is woken."""
+        if self._token:
+            self._token.clear()
+            self._waiters.clear()
+            self._error = error
+            self._owner = None
+            self._is_over = True
+
     def has_news(self) -> bool:
         """See Waiting."""
         return self._is_over

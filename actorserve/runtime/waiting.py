@@ -27,10 +27,10 @@ class Blocker(Protocol):
         """
 
 
-def limit_of(timeout_s: object) -> float | None:
+def limit_of(timeout_s: object, name: str = "timeout_s") -> float | None:
     """Return a user's timeout in seconds; None where it is none, or as good as none.
 
-    Raises InvalidArgument unless it is 0 or more.
+    Raises InvalidArgument unless it is 0 or more; `name` is what the user calls it.
     """
     if timeout_s is None:
         return None
@@ -39,7 +39,7 @@ def limit_of(timeout_s: object) -> float | None:
     except (TypeError, ValueError):
         limit_s = -1.0
     if isinstance(timeout_s, str) or not limit_s >= 0:
-        raise InvalidArgument(f"timeout_s is {timeout_s!r}, expected seconds, 0 or more")
+        raise InvalidArgument(f"{name} is {timeout_s!r}, expected seconds, 0 or more")
     return limit_s if limit_s < _FOREVER_S else None
 
 

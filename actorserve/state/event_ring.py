@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest of a numbered row of things, bounded; readers see what they missed."""
+"""The newest of a numbered row of things, bounded; readers see what they missed.
+
+One thread adds, any may read: each event lies there together with its number, so that a reader
+which comes in between numbers nothing wrongly.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class EventRing:
     """Keep the `kept` newest events."""
 
     def __init__(self, kept: int) -> None:
-        self._events: deque[Any] = deque(maxlen=kept)
+        self._events: deque[tuple[int, Any]] = deque(maxlen=kept)
         self.next = 0  # the number that the next event has
 
     def add(self, first: int, events: Iterable[Any]) -> None:
@@ -38,12 +42,14 @@ class EventRing:
             self._events.clear()
             self.next = first
         for event in events:
-            self._events.append(event)
+            self._events.append((self.next, event))
             self.next += 1
 
     def since(self, number: int) -> Replay:
         """Return the events from this number on."""
         events = list(self._events)
-        begin = self.next - len(events)
-        first = min(max(number, begin), self.next)
-        return Replay(first, events[first - begin :], self.next, max(0, first - number))
+        end = events[-1][0] + 1 if events else self.next
+        begin = end - len(events)
+        first = min(max(number, begin), end)
+        newer = [event for _, event in events[first - begin :]]
+        return Replay(first, newer, end, max(0, first - number))

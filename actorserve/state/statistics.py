@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from actorserve.errors import ActorserveError, Cancelled
+from actorserve.errors import ActorserveError, Cancelled, Code
 from actorserve.state.metrics import Histogram, Summary
 
 MOST_RESPONSES = 1024
@@ -35,6 +35,8 @@ class Reason(enum.IntEnum):
     BACKEND = 2
     OTHER = 3
 
+
+_REFUSALS = (Code.INVALID_ARG, Code.UNSUPPORTED)
 
 Timing = tuple[int, int, int]
 """Where the time of one batch went, in its stub: input, infer and output (ns)."""
@@ -164,6 +166,7 @@ class VersionStatistics:
     """The counts of one model version. `now_s` and the like are monotonic seconds.
 
     `is_streamed` says that responses are to be counted by their place within a request, too.
+    `refusal_reason` is why a request fails that the model refuses, as its client's mistake.
     """
 
     __slots__ = (
@@ -180,6 +183,7 @@ class VersionStatistics:
         "last_inference_s",
         "output_ns",
         "queue_s",
+        "refusal_reason",
         "request_s",
         "restarts",
         "successes",
@@ -193,6 +197,7 @@ class VersionStatistics:
         self.input_ns = self.infer_ns = self.output_ns = 0
         self.last_inference_s = 0.0
         self.is_streamed = False
+        self.refusal_reason: int = Reason.BACKEND
         self.first_response: Histogram | None = None
         self.summaries: Summaries | None = None
         self._batches: dict[int, list[int]] = {}  # size to count, input, infer and output (ns)
@@ -232,6 +237,12 @@ class VersionStatistics:
         """Count a request that ended in an error."""
         self.failures[reason] += 1
         self.failures_s += duration_s
+
+    def reason_of(self, code: int) -> int:
+        """Return why a request fails that the model answered with an error of this code."""
+        if code == Code.CANCELLED:
+            return Reason.CANCELED
+        return self.refusal_reason if code in _REFUSALS else Reason.BACKEND
 
     def executed(self, size: int, timing: Timing) -> None:
         """Count a call of `execute`, with the rows that it had."""

@@ -179,11 +179,15 @@ class Loaded(Message, frozen=True, tag=71):
 
 
 class LoadFailed(Message, frozen=True, tag=72):
-    """A rank could not load its engine; it ends by itself."""
+    """A rank could not load its engine; it ends by itself.
+
+    `code` is that of an error by which the engine refuses what was asked of it; None for a fault.
+    """
 
     rank: int
     error: str
     traceback: str
+    code: int | None = None
 
 
 class Outputs(Message, frozen=True, tag=73):

@@ -435,7 +435,7 @@ def test_a_proxy_in_a_given_loop(kind: str):
             EngineSpec(f"{ENGINES}:Counting"), ExecutorConfig(), 2, spawner=spawner, name="llm"
         )
         await proxy.aready(20)
-        assert Path(f"/proc/{pid_of(proxy, 1)}/comm").read_text() == "llm_1_1\n"
+        assert Path(f"/proc/{pid_of(proxy, 1)}/comm").read_text() == "llm rank 1\n"
         result = await proxy.generate_async([1], tokens(3))
         assert result.outputs[0].token_ids == [2, 3, 4]
         if kind == "asyncio":

@@ -87,6 +87,40 @@ def test_a_conversation_on_a_terminal(repository: Path) -> None:
     assert code == 0
 
 
+def test_words_for_the_program_are_no_questions(repository: Path) -> None:
+    """Help is the program's, an unknown word is said to be one, and a path is a question."""
+    command = [*CHAT, str(repository), "--model", "quick", "--max-tokens", "3"]
+    with Terminal(command) as terminal:
+        terminal.read_until("> ")
+        terminal.type("/help\n")
+        terminal.read_until("/new begins the conversation anew\r\n")
+        terminal.read_until("> ")
+        terminal.type("/quit\n")
+        terminal.read_until("there is no /quit: /new, /help (a space in front: a question)\r\n")
+        terminal.read_until("> ")
+        terminal.type("/etc/hosts is what?\n")
+        terminal.read_until(CHAT_ANSWER[:3])
+        terminal.read_until("> ")
+        terminal.type(" /help\n")
+        terminal.read_until(CHAT_ANSWER[:3])
+        terminal.type(CTRL_D)
+        code, _ = terminal.read_all()
+    assert code == 0
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_model_that_cannot_converse_is_refused_at_once(
+    repository: Path, server: Server, is_running: bool
+) -> None:
+    """Before anybody has typed a question."""
+    where = ["--url", f"http://{server.address}"] if is_running else [str(repository)]
+    with Terminal([*CHAT, *where, "--model", "tinygpt"]) as terminal:
+        code, shown = terminal.read_all()
+    assert code == 1
+    assert "chat template" in shown
+    assert "> " not in shown
+
+
 def test_a_conversation_with_a_running_server(server: Server) -> None:
     """The same through its port; what is wrong is said, and the conversation goes on."""
     url = f"http://{server.address}"

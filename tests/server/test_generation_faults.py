@@ -182,9 +182,7 @@ def wait_restarted(server: SyncSupervisor, name: str, old: int) -> None:
 def ranks_of(name: str) -> list[psutil.Process]:
     """Return the ranks of a stub's engine, in their order."""
     found = stub_of(name).children(recursive=True)
-    return sorted(
-        (each for each in found if each.name()[-2:] in ("_0", "_1")), key=lambda each: each.name()
-    )
+    return sorted((each for each in found if " rank " in each.name()), key=lambda each: each.name())
 
 
 def write_ranks(repository: Path) -> None:

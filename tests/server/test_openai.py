@@ -84,6 +84,18 @@ def test_completions(client: openai.OpenAI) -> None:
     assert logprobs.top_logprobs[0] == {"d": -0.5}
 
 
+def test_all_that_was_generated_is_counted(client: openai.OpenAI) -> None:
+    """What `best_of` did not choose has cost as much."""
+    create = client.completions.create
+    done = create(model="tinygpt", prompt="The list", max_tokens=4, best_of=3, n=2, logit_bias={})
+    assert len(done.choices) == 2
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 12
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 12
+    done = create(model="tinygpt", prompt="The list", max_tokens=4, n=2)
+    assert done.usage is not None and done.usage.completion_tokens == 8
+
+
 def test_chats(client: openai.OpenAI) -> None:
     """Whole and as a stream, with OpenAI's own accumulator; roles are the template's."""
     done = client.chat.completions.create(model="quick", messages=HELLO, max_tokens=3)

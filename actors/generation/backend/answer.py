@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from actorserve.actors.generation import CompletionOutput, Tokenizer
 from actorserve.actors.generation.backend.question import Question
+from actorserve.actors.generation.output import DISCARDED
 from actorserve.triton.response import InferenceResponse
 from actorserve.triton.tensor import Tensor
 
@@ -32,6 +33,12 @@ def _whole(name: str, number: int) -> Tensor:
 _UNFINISHED = _string("finish_reason", "")
 _NO_TEXT = _string("text_output", "")
 _INDEXES = tuple(_whole("index", number) for number in range(64))
+
+
+def _response(output: CompletionOutput, tensors: list[Tensor]) -> InferenceResponse:
+    if not output.discarded_tokens:
+        return InferenceResponse(tensors)
+    return InferenceResponse(tensors, parameters={DISCARDED: output.discarded_tokens})
 
 
 class Answer:
@@ -72,7 +79,7 @@ class Answer:
         new = len(output.logprobs_diff)
         top = output.top_logprobs[len(output.top_logprobs) - new :]
         tensors = self._common(output, text, tokens, output.logprobs_diff, top)
-        return InferenceResponse(tensors + self._last(output, context_logits))
+        return _response(output, tensors + self._last(output, context_logits))
 
     def whole(
         self, output: CompletionOutput, context_logits: npt.NDArray[Any] | None = None
@@ -81,7 +88,7 @@ class Answer:
         tensors = self._common(
             output, output.text, output.token_ids, output.logprobs, output.top_logprobs
         )
-        return InferenceResponse(tensors + self._last(output, context_logits))
+        return _response(output, tensors + self._last(output, context_logits))
 
     def _common(
         self,

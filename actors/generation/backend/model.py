@@ -31,13 +31,16 @@ from actorserve.actors.generation.backend.answer import Answer
 from actorserve.actors.generation.backend.metrics import GenerationMetrics
 from actorserve.actors.generation.backend.question import Question, read_question
 from actorserve.actors.generation.blas import limit_blas_threads
+from actorserve.actors.generation.engines.registry import engine_class
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, Code, InvalidArgument
+from actorserve.errors import ActorserveError, Code, InternalError, InvalidArgument
 from actorserve.triton import pb_utils
 from actorserve.triton.config_json import model_config_from_json
 from actorserve.triton.error import TritonErrorCode
+from actorserve.triton.failure import format_exception
 from actorserve.triton.flow import drained, on_cancel
 from actorserve.triton.generation_parameters import read_generation_parameters
+from actorserve.triton.last_words import say_last_words
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -78,6 +81,7 @@ class TritonPythonModel:
         self._is_quiet.set()
         self._is_finalizing = False
         limit_blas_threads()
+        _import_engine(parameters.engine)
         self._executor = GenerationExecutor.create(
             EngineSpec(parameters.engine, parameters.options),
             ExecutorConfig(
@@ -219,9 +223,22 @@ class TritonPythonModel:
 
     def _die(self, error: ActorserveError) -> None:
         """End this process, whose engine is dead, when those who wait have been told."""
-        print(f"the process ends: {error.message}", file=sys.stderr, flush=True)
+        say_last_words(error.message)
         self._is_quiet.wait(LAST_WORDS_S)
         os._exit(EXIT_CODE)
+
+
+def _import_engine(name: str) -> None:
+    """Import an engine's module. What it raises becomes the load's reason, and nothing more.
+
+    An error of the model API's own is not printed once more with its traceback by the stub.
+    """
+    try:
+        engine_class(name)
+    except ActorserveError:
+        raise
+    except Exception as error:
+        raise InternalError(format_exception(error)) from error
 
 
 def _send(sender: Any, responses: list[Any], *, is_last: bool) -> None:

@@ -18,6 +18,7 @@ from actorserve.actors.generation.engines.constraints import Constraints
 from actorserve.actors.generation.engines.decoder import FloatArray
 from actorserve.actors.generation.engines.sequence import Sequence
 from actorserve.actors.generation.engines.stop_words import WordAutomaton
+from actorserve.actors.generation.output import DISCARDED
 
 __all__ = ["Job"]
 
@@ -80,13 +81,16 @@ class Job:
             weight = max(len(sequence.tokens), 1) ** sampling.length_penalty
             return sequence.finish != "error", sequence.cum_logprob / weight
 
-        outputs = []
+        outputs, discarded = [], 0
         for index, sequence in enumerate(sorted(self.sequences, key=rank, reverse=True)):
-            if index < sampling.n:
-                sequence.index = index
-                output = sequence.delta()
-                assert output is not None
-                outputs.append(output)
+            if index >= sampling.n:
+                discarded += len(sequence.tokens)
+                continue
+            sequence.index = index
+            output = sequence.delta()
+            assert output is not None
+            outputs.append(output)
+        outputs[-1].extra = {DISCARDED: discarded}
         return self._final(outputs)
 
     def end_beams(self) -> list[Output]:

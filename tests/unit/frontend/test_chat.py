@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actorserve.errors import Unavailable
+from actorserve.errors import InvalidArgument, Unavailable
 from actorserve.frontend.chat import Chat, Conversation, harmless
 from actorserve.frontend.chat_source import Cancel, Manner, Message, Tell
 
@@ -78,3 +78,21 @@ def test_a_question_without_an_answer_was_not_asked() -> None:
 def test_an_answer_orders_no_terminal_about() -> None:
     """Control characters are shown as what they are: nothing to be shown."""
     assert harmless("a\x1b[2J\tb\né\x07\x9b") == "a\ufffd[2J\tb\né\ufffd\ufffd"
+
+
+def test_a_model_is_tried_out_with_a_word() -> None:
+    """What it refuses is raised; the trial is in no conversation, and other errors may pass."""
+
+    class Refusing(Parrot):
+        def ask(self, messages: Sequence[Message], manner: Manner, tell: Tell) -> Cancel:
+            assert manner.max_tokens == 1
+            tell(InvalidArgument("no chat template"))
+            return self._cancel
+
+    conversation = Conversation("be brief")
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        Chat(Refusing(), conversation, Manner(max_tokens=9)).try_out()
+    assert len(conversation.messages) == 1
+    parrot = Parrot()
+    Chat(parrot, conversation, Manner()).try_out()
+    assert parrot.closed == 1

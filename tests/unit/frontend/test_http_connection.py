@@ -594,6 +594,30 @@ def test_ambiguous_lengths_are_refused(client: Any, fields: str) -> None:
     assert client.is_closed()
 
 
+BROKEN = b"%b %b HTTP/1.1\r\nHost: x\r\n%b\r\n12345"
+SMUGGLED = b"Content-Length: 5\r\nContent-Length: 6\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions", b"/v1/models"])
+@pytest.mark.parametrize("fields", [SMUGGLED, b"bad header\r\n", b"X: " + b"x" * 70_000 + b"\r\n"])
+def test_what_cannot_be_read_is_refused_in_the_words_of_its_api(
+    client: Any, path: bytes, fields: bytes
+) -> None:
+    """OpenAI's clients find an object in `error`, those of the v2 protocol a text."""
+    client.send(BROKEN % (b"POST", path, fields))
+    reply = client.read()
+    error = json.loads(reply.body)["error"]
+    assert reply.status in (400, 431)
+    assert error["type"] == "invalid_request_error" and error["message"]
+    assert client.is_closed()
+
+
+def test_what_cannot_be_read_elsewhere_is_refused_with_a_text(client: Any) -> None:
+    """As ever."""
+    client.send(BROKEN % (b"POST", b"/v2/models/ident/infer", SMUGGLED))
+    assert isinstance(json.loads(client.read().body)["error"], str)
+
+
 # --- the end -------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,26 @@ def test_reasons_are_wrapped_in_their_column():
     assert "At:" not in text and "frozen" not in text
 
 
+def test_a_traceback_in_a_reason_stays_one():
+    """Its lines keep their indentation, and the marks below them are left out."""
+    reason = (
+        "ValueError: no\nTraceback (most recent call last):\n"
+        '  File "<frozen importlib._bootstrap>", line 1, in g\n'
+        '  File "/m.py", line 7, in start\n    self.load(path)\n    ~~~~~~~~~^^^^^^\n'
+        "ValueError: no\n"
+    )
+    lines = findings_text([Finding("a", "1", reason)], width=100).splitlines()
+    column = lines[0].index("DETAIL")
+    assert [line[column:] for line in lines[1:6]] == [
+        "ValueError: no",
+        "  Traceback (most recent call last):",
+        '  File "/m.py", line 7, in start',
+        "    self.load(path)",
+        "  ValueError: no",
+    ]
+    assert "^" not in "".join(lines) and "frozen" not in "".join(lines)
+
+
 def test_a_reason_without_words_keeps_its_row():
     """A model is never missing from the table."""
     assert "a      1         failed" in findings_text([Finding("a", "1", "\n")])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from actorserve.state.event_ring import EventRing
 
 
@@ -41,3 +43,20 @@ def test_a_source_that_begins_anew_empties_the_ring():
     ring.add(0, "x")
     assert ring.since(0).events == ["x"]
     assert ring.since(3).events == []
+
+
+def test_a_reader_in_the_middle_of_an_addition_numbers_nothing_wrongly():
+    """What is there has its own number, whatever is being added at that moment."""
+    ring = EventRing(10)
+    ring.add(0, ["a", "b"])
+    read = []
+
+    def events() -> Iterator[str]:
+        yield "c"
+        read.append(ring.since(0))
+        yield "d"
+
+    ring.add(2, events())
+    assert (read[0].first, read[0].events, read[0].next) == (0, ["a", "b", "c"], 3)
+    ring.next = 3  # as between an event's arrival and its count
+    assert (ring.since(1).first, ring.since(1).events) == (1, ["b", "c", "d"])

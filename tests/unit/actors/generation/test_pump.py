@@ -222,7 +222,7 @@ def test_draining_finishes_and_refuses():
     world.submit(2)
     world.run()
     assert world.notes.finals(1) == ["length"]
-    assert world.notes.finals(2) == ["error"]
+    assert world.notes.finals(2) == ["cancelled"]
     assert world.pump.is_closed and world.engine.is_closed
     assert not world.pump.turn()
 
