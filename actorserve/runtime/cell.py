@@ -29,6 +29,7 @@ from actorserve.runtime.news import News, is_past
 from actorserve.runtime.ref import ActorRef, Door
 from actorserve.runtime.spec import ActorSpec
 from actorserve.runtime.stats import ActorStats, actor_stats
+from actorserve.runtime.stop_order import StopOrder
 from actorserve.runtime.timers import Timers
 from actorserve.state import lifecycle as life
 from actorserve.state.supervision import ChildMachine
@@ -72,11 +73,9 @@ class Cell:
         self._host: Host | None = None
         self._timers = Timers(core.loop, self._on_timer)
         self._start_answer: Answer[ActorRef] | None = None
-        self._stop_answers: list[Answer[None]] = []
+        self._order = StopOrder()
         self._end: life.Exited | None = None  # unasked, and the machine does not know it yet
         self._has_run = False
-        self._is_stopping = False
-        self._is_hurried = False
         self._is_halted = False
         self._is_removed = False
         self._news = News(core.loop)
@@ -94,16 +93,12 @@ class Cell:
         if self._is_removed:
             answer.settle(None)
             return
-        self._stop_answers.append(answer)
         self.mailbox.refuse(ActorStopped(f"actor {self.name!r} is stopping"))
         if not is_drained:
-            self._is_hurried = True
             self._drop_waiting()
-            self._news.tell()
-        if not self._is_stopping:
-            self._is_stopping = True
-            deadline_s = None if timeout_s is None else monotonic_s() + timeout_s
-            self._core.run(self._stop(deadline_s))
+        if self._order.add(answer, is_drained=is_drained, timeout_s=timeout_s):
+            self._core.run(self._stop())
+        self._news.tell()  # who waits for the end has a new deadline, or a hurry
 
     def _drop_waiting(self) -> None:
         """Fail all that has not been begun."""
@@ -118,26 +113,27 @@ class Cell:
         self.stop(answer, is_drained=False, timeout_s=None)
         await answer
 
-    async def _stop(self, deadline_s: float | None) -> None:
-        await self.drained(deadline_s)
+    async def _stop(self) -> None:
+        order = self._order
+        await self._news.wait_while_until(self._is_worked_off, order.due)
         self._drop_waiting()
         await self.family.stop()
         self._is_halted = False
         if self.machine.state in _GONE:
             self._remove_if_gone()
             return
-        self._feed(life.Stop(monotonic_s(), is_past(deadline_s)))
+        self._feed(life.Stop(monotonic_s(), is_past(order.due_s)))
         self.accept_end()
-        if not self._is_removed and deadline_s is not None:
-            await self._news.wait_while(self._is_up, deadline_s)
+        await self._news.wait_while_until(lambda: not self._is_removed, order.due)
+        if not self._is_removed:
             self._feed(life.Stop(monotonic_s(), True))
 
-    def _is_up(self) -> bool:
-        return not self._is_removed
+    def _is_worked_off(self) -> bool:
+        return not (self._order.is_hurried or self.is_idle())
 
     async def drained(self, deadline_s: float | None) -> bool:
         """Wait until it has nothing to do; False where the deadline, or a hurry, came first."""
-        await self._news.wait_while(lambda: not (self._is_hurried or self.is_idle()), deadline_s)
+        await self._news.wait_while(self._is_worked_off, deadline_s)
         return self.is_idle()
 
     def is_idle(self) -> bool:
@@ -238,6 +234,7 @@ class Cell:
             host.kill("killed: it did not end in time")
 
     def _begin_life(self, incarnation: int) -> None:
+        self.family.begin()
         try:
             self._host = self._make_host(self, incarnation)
             self._host.start()
@@ -264,13 +261,13 @@ class Cell:
             self._core.loop.call_soon(self._remove_if_gone)
 
     def _open(self) -> None:
-        if not self._is_stopping:
+        if not self._order.is_given:
             self.mailbox.open()
 
     def _wait_for_start(self, reason: str) -> None:
         due_s = self.machine.start_due_s(monotonic_s()) or 0.0
         _log.warning("actor %r: %s; it is started again in %.1f s", self.name, reason, due_s)
-        if due_s > RETRY_WITHIN_S and not self._is_stopping:
+        if due_s > RETRY_WITHIN_S and not self._order.is_given:
             text = f"actor {self.name!r} died ({reason}) and is started again in {due_s:.1f} s"
             self.mailbox.refuse(ActorRestarting(text, due_s))
 
@@ -280,26 +277,21 @@ class Cell:
         self.mailbox.clear(error)
         if not self._answer_start(ActorDead(f"actor {self.name!r} did not start: {reason}")):
             self._siblings.gave_up(self, reason)
-        self._core.run(self.family.stop())
-        self._core.loop.call_soon(self._remove_if_gone)
+        self._core.run(self._after_family())
 
     def _answer_start(self, error: ActorserveError | None) -> bool:
         """Tell whoever spawned it; False if that has been done before."""
         answer, self._start_answer = self._start_answer, None
-        if answer is None:
-            return False
-        if error is not None:
-            answer.fail(error)
-        else:
-            answer.settle(self.ref)
-        return True
+        if answer is not None:
+            answer.settle(self.ref) if error is None else answer.fail(error)
+        return answer is not None
 
     def _remove_if_gone(self) -> None:
         """Leave the tree at the end of the last life; one that failed later stays, to be seen."""
         state = self.machine.state
-        if self._is_removed or self._is_halted or self._host is not None or state not in _GONE:
-            return
-        if state is State.FATAL and self._has_run and not self._is_stopping:
+        is_there = self._host is not None or self.family.cells or state not in _GONE
+        is_shown = state is State.FATAL and self._has_run and not self._order.is_given
+        if self._is_removed or self._is_halted or is_there or is_shown:
             return
         self._is_removed = True
         error = ActorStopped(f"actor {self.name!r} is not there any more: {self.machine.reason()}")
@@ -309,10 +301,15 @@ class Cell:
         self._answer_start(error)
         self._siblings.remove(self)
         self._core.cells.pop(self.id, None)
-        answers, self._stop_answers = self._stop_answers, []
-        for answer in answers:
-            answer.settle(None)
+        self._order.settle()
         self._news.tell()
+
+    def lost(self, error: ActorserveError) -> None:
+        """Let nobody wait any more: the loop was closed. From any thread."""
+        self.mailbox.refuse(error)
+        self.mailbox.clear(error)
+        self._answer_start(error)
+        self._order.settle()
 
     # --- what the host reports -------------------------------------------------------------------
 
@@ -354,20 +351,28 @@ class Cell:
         self._host = None
         self.last_end = reason
         self._end = life.Exited(incarnation, monotonic_s(), reason, is_normal)
-        state = self.machine.state
-        if state is not State.RUNNING and (state is not State.BACKOFF or not self._has_run):
-            self.accept_end()
-            self._remove_if_gone()
-        elif self.family.cells:
+        if self.family.cells:
             self._core.run(self._after_family())
         else:
-            self._siblings.died(self)
+            self._after_life()
 
     async def _after_family(self) -> None:
         """End the children of a life that is over, before there is another."""
         await self.family.stop()
+        self._after_life()
+
+    def _after_life(self) -> None:
+        state = self.machine.state
         if self._end is not None:
-            self._siblings.died(self)
+            if state is State.RUNNING or (state is State.BACKOFF and self._has_run):
+                self._siblings.died(self)
+                return
+            self.accept_end()
+        self._remove_if_gone()
+
+    def has_life(self) -> bool:
+        """Whether there is a life that children may belong to."""
+        return self._host is not None and self.machine.state not in _GONE
 
     def idle(self) -> None:
         """See HostOwner."""

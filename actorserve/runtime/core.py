@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from actorserve.runtime.cell import Cell
 
 _log = logging.getLogger("actorserve")
+_Handed = tuple[Callable[..., object], tuple[Any, ...], "Callable[[], object] | None"]
 
 
 class Core:
@@ -31,7 +32,7 @@ class Core:
         self.failure: str = ""
         self._thread = threading.get_ident()
         self._processes: Processes | None = None
-        self._handed: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._handed: deque[_Handed] = deque()
         self._is_due = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_closed = False
@@ -42,13 +43,21 @@ class Core:
         """Whether this is the loop's thread."""
         return threading.get_ident() == self._thread
 
-    def post(self, function: Callable[..., object], *args: Any) -> bool:
+    def post(
+        self,
+        function: Callable[..., object],
+        *args: Any,
+        if_lost: Callable[[], object] | None = None,
+    ) -> bool:
         """Call a function in the loop, in the order of the posts. From any thread.
 
-        False, and nothing happens, when the loop is closed.
+        False when the loop is closed. It may also be closed before the function's turn: then, as
+        soon as somebody notices, `if_lost` is called instead, in whatever thread; as it is when
+        this returns False.
         """
-        self._handed.append((function, args))
-        if self._is_due:
+        self._handed.append((function, args, if_lost))
+        # The turn that is due never comes if the loop was closed before it.
+        if self._is_due and not self.loop.is_closed():
             return True
         self._is_due = True
         try:
@@ -57,32 +66,40 @@ class Core:
             else:
                 self.loop.call_soon_threadsafe(self._take_over)
         except RuntimeError:
-            self._handed.clear()
-            self._is_due = False
-            self._lost_loop()
+            self.lose_loop()
             return False
         return True
 
-    def _lost_loop(self) -> None:
+    def lose_loop(self) -> None:
         """Let nobody wait for what will not come: the loop was closed under the actors."""
         self.is_closed = True
+        self._is_due = False
+        while self._handed:
+            try:
+                _, _, if_lost = self._handed.popleft()
+            except IndexError:
+                break  # another thread does this, too
+            if if_lost is not None:
+                if_lost()
         error = ActorStopped("the event loop of the actor system was closed")
         for cell in list(self.cells.values()):
-            cell.mailbox.refuse(error)
-            cell.mailbox.clear(error)
+            cell.lost(error)
 
     def _take_over(self) -> None:
         self._is_due = False
         for _ in range(len(self._handed)):
-            function, args = self._handed.popleft()
+            function, args, _ = self._handed.popleft()
             try:
                 function(*args)
             except Exception:
                 _log.exception("a task of the actor system failed")
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine in a task that is kept alive."""
-        task = self.loop.create_task(coroutine)
+        """Run a coroutine in a task that is kept alive; it begins in a later turn.
+
+        Whatever the loop's task factory does: an eager one would begin within the caller's step.
+        """
+        task = asyncio.Task(coroutine, loop=self.loop)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

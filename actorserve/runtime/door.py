@@ -95,8 +95,8 @@ class SystemDoor:
         def stop() -> None:
             ref.target.stop(answer, is_drained=is_drained, timeout_s=timeout_s)
 
-        if not self._core.post(stop):
-            answer.settle(None)  # its loop is closed: nobody lives there
+        # Where its loop is closed, nobody lives there.
+        self._core.post(stop, if_lost=lambda: answer.settle(None))
         return answer
 
     def ref(self, number: int, name: str) -> ActorRef:

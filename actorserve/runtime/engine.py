@@ -128,6 +128,11 @@ class Engine:
         """Whether no message is in hand and no stream open."""
         return self._is_resting and not self._streams and not self._grants
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or been given up."""
+        return self._is_over
+
     # --- one message -----------------------------------------------------------------------------
 
     def _settle(self, call: Work, result: Any) -> bool:

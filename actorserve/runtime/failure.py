@@ -67,7 +67,7 @@ def of_user_code(error: BaseException, where: str) -> ActorserveError:
     if isinstance(error, ActorserveError) and not isinstance(error, Crash):
         return error.with_traceback(None)
     kind = type(error).__name__
-    detail = _text(error)
+    detail = text_of(error)
     wrapped = ReceiveError(
         f"{where}: {kind}: {detail}" if detail else f"{where}: {kind}",
         kind,
@@ -82,7 +82,7 @@ def crash_reason(error: BaseException) -> str:
     """Say in words why an actor crashed."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else _said(repr, error.code)})"
-    detail = _text(error)
+    detail = text_of(error)
     if isinstance(error, Crash):
         return f"crashed: {detail}"
     return f"crashed: {type(error).__name__}{': ' if detail else ''}{detail}"
@@ -90,7 +90,7 @@ def crash_reason(error: BaseException) -> str:
 
 def start_reason(error: BaseException) -> str:
     """Say in words why an actor did not get ready."""
-    detail = _text(error)
+    detail = text_of(error)
     if isinstance(error, ActorserveError):
         return detail
     return f"{type(error).__name__}{': ' if detail else ''}{detail}"
@@ -111,7 +111,8 @@ def clip(text: str, *, is_end_kept: bool = False) -> str:
     return kept.decode("utf-8", "ignore")
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever its own code may do instead."""
     if isinstance(error, ActorserveError):
         return _said(lambda each: each.message, error)
     return _said(str, error)

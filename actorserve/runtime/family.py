@@ -51,10 +51,16 @@ class Family:
         self._core = core
         self._owner = owner
         self._is_top = is_top
+        self._strategy = strategy
+        self._intensity = intensity
         self._group = Group(strategy, (), intensity)
         self._deaths: deque[Cell] = deque()
         self._task: asyncio.Task[None] | None = None
         self._number = 0
+
+    def begin(self) -> None:
+        """Start counting anew, in a new life of the owner: an escalation is final for one."""
+        self._group = Group(self._strategy, tuple(self.cells), self._intensity)
 
     def name_for(self, wanted: str | None, kind: str) -> str:
         """Return the name of a new child. Raises AlreadyExists."""

@@ -60,11 +60,22 @@ class InFlight:
             return Deliver(number, kind, parcel, deadline_ns, STREAM_WINDOW)
 
         def failed(error: ActorserveError) -> None:
-            self._sent.remove((number, call))
-            self.close(number)
-            call.fail(error)
+            if self._take_back(number, call):
+                call.fail(error)
 
         self._outbox.send(packed, build, failed)
+        if kind != TELL and call.is_over:
+            # Given up while it had left the mailbox and was not ours yet: neither was told.
+            self.revoke(call)
+
+    def _take_back(self, number: int, call: Call) -> bool:
+        """Forget a message that could not be sent; False if the process was lost before."""
+        is_ours = self.close(number) is not None
+        try:
+            self._sent.remove((number, call))
+        except ValueError:
+            return is_ours
+        return True
 
     def grant(self, call: Call, count: int) -> None:
         """Let a stream go on."""

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from actorserve.errors import ActorserveError
 from actorserve.runtime.actor import Actor, ActorContext
 from actorserve.runtime.call import Call
 from actorserve.runtime.engine import Engine, died, end_fork
+from actorserve.runtime.failure import crash_reason
 from actorserve.runtime.host import HostOwner, HostStats
 from actorserve.runtime.life import Life, is_async
 from actorserve.runtime.loop_engine import LoopEngine
 from actorserve.runtime.thread_engine import ThreadEngine
 from actorserve.state.lifecycle import Phase
+
+_log = logging.getLogger("actorserve")
 
 JOIN_S = 1.0
 
@@ -202,18 +206,32 @@ class ThreadHost(_LocalHost):
 
     def _run(self) -> None:
         assert isinstance(self._engine, ThreadEngine)
-        self._engine.run()
+        self._live(self._engine.run)
         self._report()
 
     def _run_loop(self) -> None:
         assert self._loop is not None and isinstance(self._engine, LoopEngine)
         asyncio.set_event_loop(self._loop)
         self._engine.start()
+        self._live(self._loop.run_forever)
         try:
-            self._loop.run_forever()
-        finally:
             close_loop(self._loop)
+        except BaseException as error:  # of tasks that the actor has left behind
+            _log.error("ending the loop of %r failed", self._cell.name, exc_info=error)
+        finally:
             self._report()
+
+    def _live(self, run: Callable[[], None]) -> None:
+        """Run to the end, whatever brings it about: the thread has a last word in any case."""
+        reason = "its event loop was stopped"
+        try:
+            run()
+        except BaseException as error:  # that of a background task, for one: it passes through
+            reason = crash_reason(error)
+            _log.error("the thread of %r: %s", self._cell.name, reason, exc_info=error)
+        if not self._engine.is_over:
+            self._engine.abandon(died(self._cell.name, reason))
+            self._report = lambda: self._post(self._joined, self._exited, reason, False)
 
     def _end_with(self, report: Callable[..., None], *args: Any) -> None:
         self._report = lambda: self._post(self._joined, report, *args)
@@ -272,14 +290,36 @@ def _nothing() -> None:
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what still runs in a loop, and close it."""
+    """Cancel what still runs in a loop, and close it.
+
+    Raises SystemExit and its like where a task that was left behind did so at its end.
+    """
     try:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks, timeout=JOIN_S))
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        try:
+            if tasks:
+                _run_out(loop, asyncio.wait(tasks, timeout=JOIN_S), len(tasks))
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _run_out(
+    loop: asyncio.AbstractEventLoop, ending: Coroutine[Any, Any, object], most: int
+) -> None:
+    """Run it to its end, whatever others in the loop, `most` of them at most, let through."""
+    task = loop.create_task(ending)
+    error: BaseException | None = None
+    for _ in range(most + 1):
+        try:
+            loop.run_until_complete(task)
+        except BaseException as another:
+            error = another
+        if task.done():
+            break
+    if error is not None:
+        raise error

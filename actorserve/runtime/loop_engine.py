@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from actorserve.runtime.call import Work
@@ -38,7 +38,7 @@ class LoopEngine(Engine):
         self._thread = 0  # known when it begins
         self._is_running = False  # between the first hook and the last
         self._is_due = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._unbegun: Any = None  # what the task will wait for, until its first step
 
     # --- turns -----------------------------------------------------------------------------------
@@ -94,12 +94,18 @@ class LoopEngine(Engine):
     def _later(self, awaitable: Awaitable[Any], then: Callable[[Any], None], call: Work) -> None:
         """Wait in a task, then go on; nothing else is begun meanwhile."""
         self._unbegun = awaitable
-        self._task = self._loop.create_task(self._wait(awaitable, then, call))
+        self._run_task(self._wait(awaitable, then, call))
+
+    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run it in the task that the actor waits for."""
+        task = self._loop.create_task(coroutine)
+        if not task.done():  # an eager task factory may have run it to its end, and others after it
+            self._task = task
 
     async def _wait(
         self, awaitable: Awaitable[Any], then: Callable[[Any], None], call: Work
     ) -> None:
-        self._unbegun = None
+        self._enter_task()
         try:
             result = await awaitable
             while hasattr(result, "__await__"):  # passed on, from another actor for one
@@ -112,6 +118,11 @@ class LoopEngine(Engine):
             self._task = None
             then(result)
         self.wake()
+
+    def _enter_task(self) -> None:
+        """Take note of the task in its first step, which may be within its creation."""
+        self._task = asyncio.current_task()
+        self._unbegun = None
 
     # --- one message -----------------------------------------------------------------------------
 
@@ -193,7 +204,7 @@ class LoopEngine(Engine):
             self._grants.appendleft((call, 0))  # goes on in its next turn, before anything else
             self.wake()
 
-    def _cut_unread(self, task: asyncio.Task[None]) -> None:
+    def _cut_unread(self, task: asyncio.Task[Any]) -> None:
         """Cancel what a generator waits for, once, if nobody reads its stream any more."""
         call = self._current
         running = self._streams.get(call) if call is not None else None
@@ -245,12 +256,12 @@ class LoopEngine(Engine):
             return
         if hasattr(result, "__await__"):
             self._unbegun = result
-            self._task = self._loop.create_task(self._await_start(result))
+            self._run_task(self._await_start(result))
         else:
             self._started()
 
     async def _await_start(self, awaitable: Awaitable[Any]) -> None:
-        self._unbegun = None
+        self._enter_task()
         try:
             await awaitable
         except BaseException as error:
@@ -275,9 +286,10 @@ class LoopEngine(Engine):
 
     def _finish(self) -> None:
         self._is_running = False
-        self._task = self._loop.create_task(self._await_end())
+        self._run_task(self._await_end())
 
     async def _await_end(self) -> None:
+        self._enter_task()
         for running in list(self._streams.values()):
             if hasattr(running.iterator, "aclose"):
                 await _quietly(running.iterator.aclose(), self._life.name)

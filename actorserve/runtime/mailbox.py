@@ -53,8 +53,9 @@ class Mailbox:
     def put(self, call: Call, *, is_nowait: bool = False) -> None:
         """Take the call, let its sender stand in line, or fail it at once. From any thread."""
         call.runner = self
-        if self._refusal is not None:  # before the lock, which a fork may have left taken
-            call.fail(again(self._refusal))
+        problem = self._refusal  # read once: another thread may open the mailbox meanwhile
+        if problem is not None:  # before the lock, which a fork may have left taken
+            call.fail(again(problem))
             return
         with self._lock:
             problem = self._refusal

@@ -33,11 +33,18 @@ class News:
 
     async def wait_while(self, holds: Callable[[], bool], deadline_s: float | None = None) -> None:
         """Wait as long as it holds, and until the deadline."""
-        while holds() and not is_past(deadline_s):
+        await self.wait_while_until(holds, lambda: deadline_s)
+
+    async def wait_while_until(
+        self, holds: Callable[[], bool], due: Callable[[], float | None]
+    ) -> None:
+        """Wait as long as it holds, and until a deadline that may be another after a `tell`."""
+        while holds() and not is_past(due()):
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
             if holds():
-                left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic_s())
+                due_s = due()
+                left_s = None if due_s is None else max(0.0, due_s - monotonic_s())
                 await asyncio.wait([waiter], timeout=left_s)
 
 

@@ -19,7 +19,6 @@ from actorserve.runtime.local_host import Birth, LoopHost, ThreadHost
 from actorserve.runtime.placement import Placement, Process, Thread
 from actorserve.runtime.ref import ActorRef
 from actorserve.runtime.spec import ActorSpec, load, spec_of
-from actorserve.state.lifecycle import State
 
 _log = logging.getLogger("actorserve")
 
@@ -46,8 +45,8 @@ class Nursery:
         """Start an actor. From any thread. Raises InvalidArgument for what cannot be."""
         spec = spec_of(self.door, actor, args, kwargs, where, name, mailbox)
         answer: Answer[ActorRef] = Answer(Errand(self.door, f"the start of {spec.short_name}"))
-        if not self.core.post(self.start, parent, spec, answer):
-            answer.fail(ActorStopped("the event loop of the actor system was closed"))
+        lost = ActorStopped("the event loop of the actor system was closed")
+        self.core.post(self.start, parent, spec, answer, if_lost=lambda: answer.fail(lost))
         return answer
 
     def start(self, parent: Cell | None, spec: ActorSpec, answer: Answer[ActorRef]) -> None:
@@ -68,7 +67,7 @@ class Nursery:
             raise ActorStopped(f"the actor system {self.core.name!r} was stopped")
         if self.core.failure:
             raise ActorStopped(f"the actor system has failed: {self.core.failure}")
-        if parent is not None and parent.machine.state in (State.STOPPED, State.FATAL):
+        if parent is not None and not parent.has_life():
             raise ActorStopped(f"{parent.name!r}, the parent, is not there any more")
         family = self._top if parent is None else parent.family
         if not isinstance(spec.where, Process):

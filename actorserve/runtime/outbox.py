@@ -116,7 +116,8 @@ class Outbox:
             self._begin_work()
 
     def _begin_work(self) -> None:
-        self._task = self._processes.loop.create_task(self._work_off())
+        # Not by the loop's task factory: an eager one would begin before `_task` is known.
+        self._task = asyncio.Task(self._work_off(), loop=self._processes.loop)
         self._task.add_done_callback(self._worked_off)
 
     def _worked_off(self, task: asyncio.Task[None]) -> None:

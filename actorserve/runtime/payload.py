@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actorserve.errors import ActorserveError, InvalidArgument, ProtocolError
+from actorserve.errors import InvalidArgument, ProtocolError
+from actorserve.runtime.failure import text_of
 from actorserve.runtime.message import Message, reply_type
 from actorserve.runtime.naming import name_of, resolve
 from actorserve.runtime.ref import ActorRef, Door
@@ -51,7 +52,11 @@ class Packed:
 
 
 class _Hooks(threading.local):
-    """What the hooks of msgspec need to know of the value in hand; each thread has its own."""
+    """What the hooks of msgspec need to know of the value in hand; each thread has its own.
+
+    A thread may have several in hand: a finalizer, a signal handler or a `__post_init__` may send
+    while another value is packed or unpacked. So each puts back what it found.
+    """
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
@@ -78,20 +83,16 @@ def pack_message(message: Message[Any], door: Door) -> Packed:
 
 def _pack(kind: str, value: object, door: Door, what: str) -> Packed:
     hooks = _hooks
-    hooks.door = door
+    outer, outer_door = hooks.arrays, hooks.door
+    arrays: list[Array] = []
+    hooks.arrays, hooks.door = arrays, door
     try:
         body = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        hooks.arrays = []
         raise InvalidArgument(f"{what} cannot be sent to another process: {error}") from None
-    except ActorserveError:
-        hooks.arrays = []
-        raise
-    arrays = hooks.arrays
-    if arrays:
-        hooks.arrays = []
-        return Packed(kind, body, arrays)
-    return Packed(kind, body, [])
+    finally:
+        hooks.arrays, hooks.door = outer, outer_door
+    return Packed(kind, body, arrays)
 
 
 def _encode_other(value: Any) -> Any:
@@ -131,16 +132,16 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
 def unpack(packed: Packed, expected: Any, door: Door) -> Any:
     """Return the value as the type that is expected. Raises ProtocolError if it is another."""
     hooks = _hooks
-    hooks.arrays = packed.arrays
-    hooks.door = door
+    outer, outer_door = hooks.arrays, hooks.door
+    hooks.arrays, hooks.door = packed.arrays, door
     try:
         return _decoder(expected)(packed.body)
-    except ActorserveError:
+    except ProtocolError:
         raise
-    except Exception as error:  # the types may have code of their own
-        raise ProtocolError(str(error)) from None
+    except Exception as error:  # the types may have code of their own, and errors of this package
+        raise ProtocolError(text_of(error)) from None
     finally:
-        hooks.arrays = []
+        hooks.arrays, hooks.door = outer, outer_door
 
 
 def unpack_message(packed: Packed, door: Door) -> Message[Any]:

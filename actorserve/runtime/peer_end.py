@@ -133,26 +133,6 @@ class PeerChannel(Generic[M]):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def receive(self) -> M:
-        """Return the next message of the work lane, waiting for it. Main thread only.
-
-        Raises PeerGone when the supervisor is gone.
-        """
-        while not self._pending:
-            frames = self._work.drain()
-            if frames:
-                self._received += len(frames)
-                decode = self._decode
-                self._pending.extend([decode(data) for _, data in frames])
-            elif self._work.park():
-                if not self._sleep(self._main_bell, TRIM_AFTER_S):
-                    self._trim()
-                    self._sleep(self._main_bell, None)
-                self._work.unpark()
-                if self._releasing:
-                    self.settle()  # the supervisor rang because its ring of releases has room
-        return self._pending.popleft()
-
     def serve_control(self) -> None:
         """Beat and answer pings until the supervisor is gone. The control thread's whole life."""
         while True:

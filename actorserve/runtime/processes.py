@@ -63,7 +63,8 @@ class Processes:
         if self._is_stopped:
             raise ActorStopped("the actor system was stopped")
         if self._starting is None:
-            self._starting = self.loop.create_task(self._start())
+            # Not by the loop's task factory: an eager one might end before `_starting` is known.
+            self._starting = asyncio.Task(self._start(), loop=self.loop)
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:

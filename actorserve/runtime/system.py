@@ -110,6 +110,8 @@ class ActorSystem:
             loop.run_forever()
         finally:
             close_loop(loop)
+            if self._core is not None and not self._is_stopped:
+                self._core.lose_loop()  # something in it has ended it
 
     async def __aenter__(self) -> ActorSystem:
         """Start in the running loop."""
@@ -188,8 +190,9 @@ class ActorSystem:
         else:
             if actor_at_work() in core.cells:
                 answer.fail(own_end(self.name))
-            if not core.post(self._begin_stop, answer, drain, limit_s):
-                answer.settle(None)  # its loop is closed, and whatever lived there is gone
+            # Where its loop is closed, whatever lived there is gone.
+            settle = lambda: answer.settle(None)  # noqa: E731
+            core.post(self._begin_stop, answer, drain, limit_s, if_lost=settle)
         return answer
 
     def _begin_stop(self, answer: Answer[None], is_drained: bool, limit_s: float | None) -> None:

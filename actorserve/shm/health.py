@@ -2,14 +2,13 @@
 """The health page: words that a stub and its supervisor read without asking each other.
 
     stub ───────► beats, phase, batch in execution, who waits for credit
-    supervisor ─► incarnation, cancel words, credit
+    supervisor ─► cancel words, credit
 
 Every word has one writer, so there is no lock. The numbers are evidence, never a verdict: a stub
 in C code that holds the interpreter shows no beats and is not hung.
 
     byte    word of 8 bytes            written by
     0x000   magic, cancel_slots        creator
-    0x080   incarnation                supervisor
     0x100   beats, time of the last    the stub's control thread
     0x180   phase                      the stub's main thread
     0x200   batch, time of its start,  the stub's main thread
@@ -32,7 +31,6 @@ from actorserve.shm.segment import Segment
 
 _MAGIC = int.from_bytes(b"asbeat\x00\x01", "big")
 _CANCEL_SLOTS = 1
-_INCARNATION = 0x080 >> 3
 _BEATS = 0x100 >> 3
 _BEAT_NS = _BEATS + 1
 _PHASE = 0x180 >> 3
@@ -48,7 +46,6 @@ _READ_TRIES = 8
 class HealthStats(msgspec.Struct, frozen=True):
     """One look at the page; times are monotonic nanoseconds, 0 where nothing was written yet."""
 
-    incarnation: int
     beats: int
     beat_ns: int
     phase: int
@@ -59,9 +56,9 @@ class HealthStats(msgspec.Struct, frozen=True):
 class HealthPage:
     """The words of one stub. Methods say whose they are; each side keeps to its own.
 
-    The supervisor calls `create`, `set_incarnation`, `cancel`, `grant` and reads `stats`; the stub
-    calls `attach`, `beat`, `enter_phase`, `begin_batch`, `end_batch`, `want_credit` and reads
-    `is_cancelled` and `granted`.
+    The supervisor calls `create`, `cancel`, `grant` and reads `stats`; the stub calls `attach`,
+    `beat`, `enter_phase`, `begin_batch`, `end_batch`, `want_credit` and reads `is_cancelled` and
+    `granted`.
     """
 
     __slots__ = ("_acquire", "_beats", "_credits", "_release", "_words", "cancel_slots", "segment")
@@ -78,13 +75,12 @@ class HealthPage:
         self._release, self._acquire = new_fence()
 
     @classmethod
-    def create(cls, cancel_slots: int = 1024, incarnation: int = 0) -> HealthPage:
+    def create(cls, cancel_slots: int = 1024) -> HealthPage:
         """Make a page in a new segment (supervisor); ResourceExhausted if there is no memory."""
         if not 0 < cancel_slots <= _MOST_SLOTS:
             raise ValueError(f"a health page has 1 to {_MOST_SLOTS} slots, not {cancel_slots}")
         page = cls(Segment.create(_page_bytes(cancel_slots)), cancel_slots)
         page._words[_CANCEL_SLOTS] = cancel_slots
-        page._words[_INCARNATION] = incarnation
         page._words[0] = _MAGIC
         return page
 
@@ -110,10 +106,6 @@ class HealthPage:
                 f"{segment.nbytes} bytes"
             )
         return cls(segment, cancel_slots)
-
-    def set_incarnation(self, incarnation: int) -> None:
-        """Write which start of the instance this is (supervisor)."""
-        self._words[_INCARNATION] = incarnation
 
     def cancel(self, slot: int, request_id: int) -> None:
         """Mark a request as cancelled (supervisor).
@@ -229,7 +221,6 @@ class HealthPage:
         words = self._words
         batch, batch_start_ns = self.batch()
         return HealthStats(
-            incarnation=words[_INCARNATION],
             beats=words[_BEATS],
             beat_ns=words[_BEAT_NS],
             phase=words[_PHASE],

@@ -46,7 +46,9 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
 
 class Producer:
-    """The sending end of a lane. One thread at a time.
+    """The sending end of a lane. One thread at a time sends and waits for room.
+
+    One at a time takes the releases: the same one, or another that knows nothing of the first.
 
     `max_frame_bytes` is the largest payload, so that a frame fits into an empty ring wherever
     its head stands.
@@ -251,7 +253,9 @@ class Producer:
         self._release()
         self._acquire(False)
         tail = self._read_tail()
-        release_head = self._read_release_head()
+        # Only compared, never judged: another thread may take releases meanwhile, and then this
+        # is behind what has been taken. `take_releases` judges for itself.
+        release_head = words[RELEASE_HEAD]
         if tail == self._tail and release_head == self._release_seen:
             return False
         words[PRODUCER_WANTS] = 0

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health: is the server live, is it ready, and does a child hang? No clock, no I/O.
+"""Health: does a child hang? No clock, no I/O.
 
-Live and ready are computed from real states each time that they are asked for, never stored.
-
-Whether a child hangs is judged from samples, which the supervisor takes at a steady interval:
+It is judged from samples, which the supervisor takes at a steady interval:
 
     phase                      what kills (HUNG)                       what only shows (SUSPECT)
     spawning … initializing    the phase's budget is over;             silence
@@ -26,67 +24,15 @@ on, and everybody would look hung at once.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from actorserve.state.lifecycle import Budgets, Phase, State
+from actorserve.state.lifecycle import Budgets, Phase
 
 SUSPECT_AFTER_S = 5.0
 """Silence that is worth showing; a beat is due every fraction of a second."""
-LOOP_STALL_S = 10.0
-"""A loop that has not turned for this long is not live."""
 _GAP_INTERVALS = 3.0  # a sample this many intervals late says that the judge stood still
 _GAP_SLACK_S = 1.0  # and at least this: a busy machine is late by fractions of a second
-
-
-class ModelHealth(msgspec.Struct, frozen=True):
-    """One version of a model: does it have to serve, and what are its instances?"""
-
-    name: str
-    should_serve: bool
-    states: tuple[State, ...]
-
-
-def is_live(now_s: float, last_turn_s: float, limit_s: float = LOOP_STALL_S) -> bool:
-    """Whether the loop turns; asked from within the loop, this is true by itself."""
-    return now_s - last_turn_s <= limit_s
-
-
-def is_model_ready(states: Sequence[State]) -> bool:
-    """Whether every instance runs, and there is one: `all([])` is true, no instance is not ready.
-
-    (Servers that forgot the second half were ready with nothing loaded: MLServer #2056, #707,
-    KServe #799.)
-    """
-    return len(states) > 0 and all(state is State.RUNNING for state in states)
-
-
-def is_ready(models: Iterable[ModelHealth], is_stopping: bool = False) -> bool:
-    """Whether every model that should serve does, and the server is not being stopped.
-
-    A server without such models is ready: there is nothing that it could fail to serve.
-    """
-    return not is_stopping and all(
-        is_model_ready(model.states) for model in models if model.should_serve
-    )
-
-
-def why_unready(models: Iterable[ModelHealth], is_stopping: bool = False) -> list[str]:
-    """Return a line for each reason why `is_ready` is false; none if it is true."""
-    reasons = ["the server is stopping"] if is_stopping else []
-    for model in models:
-        if not model.should_serve or is_model_ready(model.states):
-            continue
-        running = sum(state is State.RUNNING for state in model.states)
-        others = sorted({state.value for state in model.states if state is not State.RUNNING})
-        detail = f" ({', '.join(others)})" if others else ""
-        reasons.append(
-            f"{model.name}: {running} of {len(model.states)} instances running{detail}"
-            if model.states
-            else f"{model.name}: no instances"
-        )
-    return reasons
 
 
 class Level(enum.Enum):
@@ -104,11 +50,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     level: Level
     reason: str = ""
-
-    @property
-    def is_hung(self) -> bool:
-        """Whether the child is to be ended."""
-        return self.level is Level.HUNG
 
 
 OK = Verdict(Level.OK)

@@ -25,19 +25,38 @@ from actorserve.wire.messages import (
     Handle,
     Hello,
     LogRecord,
+    ToStub,
     WireResponse,
     WireTensor,
 )
 
 
-def array_of(end: PeerEnd, tensor: WireTensor) -> np.ndarray:
+class Peer(PeerEnd):
+    """The end of a stub that does one thing after the other."""
+
+    def receive(self) -> ToStub:
+        """Return the next message of the work lane, waiting for it. Raises PeerGone."""
+        while not self._pending:
+            frames = self._work.drain()
+            if frames:
+                self._received += len(frames)
+                self._pending.extend([self._decode(data) for _, data in frames])
+            elif self._work.park():
+                self._sleep(self._main_bell, None)
+                self._work.unpark()
+                if self._releasing:
+                    self.settle()  # the ring of releases has room
+        return self._pending.popleft()
+
+
+def array_of(end: Peer, tensor: WireTensor) -> np.ndarray:
     """Return a tensor's bytes, without a copy where it came by handle."""
     if isinstance(tensor.data, Handle):
         return end.view(tensor.data, writable=True)
     return np.frombuffer(tensor.data, np.uint8)
 
 
-def answer(end: PeerEnd, message: Execute, arrays: list[np.ndarray]) -> None:
+def answer(end: Peer, message: Execute, arrays: list[np.ndarray]) -> None:
     """Answer the batch's requests, one array each."""
     responses = [
         WireResponse(request.id, [WireTensor("OUT", 2, array.shape, end.place(array))])
@@ -46,7 +65,7 @@ def answer(end: PeerEnd, message: Execute, arrays: list[np.ndarray]) -> None:
     end.send(Executed(message.batch, responses))
 
 
-def echo(end: PeerEnd) -> None:
+def echo(end: Peer) -> None:
     """Hand each input on as it lies."""
     while isinstance(message := end.receive(), Execute):
         arrays = [array_of(end, request.inputs[0]) for request in message.requests]
@@ -56,7 +75,7 @@ def echo(end: PeerEnd) -> None:
     end.send(Finalized())
 
 
-def double(end: PeerEnd) -> None:
+def double(end: Peer) -> None:
     """Answer with arrays of its own, and write into the inputs."""
     while isinstance(message := end.receive(), Execute):
         arrays = []
@@ -71,14 +90,14 @@ def double(end: PeerEnd) -> None:
         end.settle()
 
 
-def count(end: PeerEnd) -> None:
+def count(end: Peer) -> None:
     """Wait for a line on stdin, then answer each batch with its number."""
     sys.stdin.readline()
     while isinstance(message := end.receive(), Execute):
         end.send(Executed(message.batch, []))
 
 
-def flood(end: PeerEnd) -> None:
+def flood(end: Peer) -> None:
     """Send far more than the ring holds."""
     end.receive()
     for number in range(20_000):
@@ -86,7 +105,7 @@ def flood(end: PeerEnd) -> None:
     end.receive()
 
 
-def tries(end: PeerEnd) -> None:
+def tries(end: Peer) -> None:
     """Try to send: in the middle of sending, from another thread meanwhile, and as one should."""
     end.receive()
     found: list[bool] = []
@@ -111,14 +130,14 @@ def tries(end: PeerEnd) -> None:
     end.receive()
 
 
-def garbage(end: PeerEnd) -> None:
+def garbage(end: Peer) -> None:
     """Send a frame that is no message."""
     end.receive()
     end.send_encoded(b"\xc1 this is no msgpack")
     end.receive()
 
 
-def another_s(end: PeerEnd) -> None:
+def another_s(end: Peer) -> None:
     """Answer with a block that it was never lent."""
     message = end.receive()
     assert isinstance(message, Execute)
@@ -130,7 +149,7 @@ def another_s(end: PeerEnd) -> None:
     end.receive()
 
 
-def twice(end: PeerEnd) -> None:
+def twice(end: Peer) -> None:
     """Give a block back twice."""
     message = end.receive()
     assert isinstance(message, Execute)
@@ -143,7 +162,7 @@ def twice(end: PeerEnd) -> None:
     end.receive()
 
 
-def exits(end: PeerEnd) -> None:
+def exits(end: Peer) -> None:
     """Send a last word and die with a lent block."""
     message = end.receive()
     assert isinstance(message, Execute)
@@ -152,7 +171,7 @@ def exits(end: PeerEnd) -> None:
     os._exit(0)
 
 
-def forks(end: PeerEnd) -> None:
+def forks(end: Peer) -> None:
     """Fork while it serves: the child says nothing, whatever it tries."""
     message = end.receive()
     assert isinstance(message, Execute)
@@ -197,14 +216,14 @@ def main() -> None:
         if behaviour in (stranger, meddler):
             behaviour(boot)
             return
-        end = PeerEnd(boot)
+        end = Peer(boot)
         threading.Thread(target=serve_control, args=(end,), daemon=True).start()
         behaviour(end)
     except PeerGone:
         os._exit(7)
 
 
-def serve_control(end: PeerEnd) -> None:
+def serve_control(end: Peer) -> None:
     """Run the control thread; its end is the main thread's business."""
     try:
         end.serve_control()

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from actorserve import Actor, ActorRef, Message
-from actorserve.errors import ActorserveError, Crash, NotFound
+from actorserve.errors import ActorserveError, Crash, InvalidArgument, NotFound
 
 
 class Do(Message[Any]):
@@ -132,3 +134,34 @@ class AsyncRude(Rude):
         finally:
             await asyncio.sleep(0)
             Path(path).touch()
+
+
+class Positive(msgspec.Struct):
+    """A reply that its reader refuses, with an error of ours."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise InvalidArgument(f"{self.number} is negative")
+
+
+class Give(Message[Positive]):
+    """Answered with this number, by way of another actor if one is named."""
+
+    number: int
+    of: ActorRef | None = None
+
+
+class Giver(Actor):
+    """Gives what its caller will refuse."""
+
+    def receive(self, message: Give) -> Any:
+        if message.of is not None:
+            try:
+                return message.of.ask(Give(message.number), timeout_s=20).result()
+            except ActorserveError as error:
+                raise NotFound(f"{type(error).__name__}: {error.message}") from None
+        given = Positive(1)
+        given.number = message.number
+        return given

@@ -25,10 +25,10 @@ from actorserve import (
     Restart,
     Thread,
 )
-from actorserve.errors import InvalidArgument, NotFound
+from actorserve.errors import InternalError, InvalidArgument, NotFound
 from actorserve.runtime.placement import Placement
 from tests.unit.runtime.patience import until
-from tests.unit.runtime.rude_actors import ERRORS, AsyncRude, Do, Rude
+from tests.unit.runtime.rude_actors import ERRORS, AsyncRude, Do, Give, Giver, Rude
 
 Run = Callable[[Callable[[], Any]], Any]
 Warm = Callable[[Callable[[ActorSystem], Any]], Any]
@@ -364,5 +364,24 @@ def test_a_fork_of_an_actor_that_returns_ends(warm: Warm, actor: type[Actor], wh
         assert await ref.ask(Do("fork_and_return"), timeout_s=20) == 0
         assert await ref.ask(Do("nothing"), timeout_s=20) == "well"
         await ref.stop(timeout_s=20)
+
+    warm(main)
+
+
+def test_a_reply_that_its_type_refuses_fails_only_its_ask(warm: Warm):
+    """In the system and in another process; it is not the fault of the actor that gave it."""
+
+    async def main(system: ActorSystem) -> None:
+        giver = await system.spawn(Giver, where=Process(restart=AT_ONCE))
+        between = await system.spawn(Giver, where=Process(restart=AT_ONCE))
+        with pytest.raises(InternalError, match="-1 is negative"):
+            await giver.ask(Give(-1), timeout_s=20)
+        with pytest.raises(InternalError, match="-2 is negative"):
+            async for _ in giver.stream(Give(-2)):
+                pass
+        with pytest.raises(NotFound, match="InternalError: .*-3 is negative"):
+            await between.ask(Give(-3, giver), timeout_s=20)
+        assert (await between.ask(Give(4, giver), timeout_s=20)).number == 4
+        assert [each.restarts for each in system.stats().actors] == [0, 0]
 
     warm(main)

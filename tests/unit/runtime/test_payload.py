@@ -304,3 +304,82 @@ def test_whatever_the_bytes_a_value_comes_out_or_an_error_of_ours():
                     decode(body)
                 except ProtocolError:
                     pass
+
+
+class Sends(np.ndarray):
+    """An array that has something packed and unpacked of its own while it is packed itself."""
+
+    inner: Any = None
+
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        if Sends.inner is None:
+            Sends.inner = pack({"inner": np.array([7])}, DOOR)
+            assert unpack(pack([np.array([8])], DOOR), list[np.ndarray], DOOR)[0][0] == 8
+            with pytest.raises(InvalidArgument):
+                pack([np.array([9]), object()], DOOR)
+        return super().reshape(*shape, **options)
+
+
+def test_a_value_packed_in_the_middle_of_another_has_its_own_arrays(monkeypatch):
+    """As a finalizer or a signal handler does that sends."""
+    monkeypatch.setattr(np, "ascontiguousarray", lambda array: array)
+    arrays = [np.array([1]), np.array([2]).view(Sends), np.array([3])]
+    Sends.inner = None
+    outer = pack(arrays, DOOR)
+    assert [each.tolist() for each in outer.arrays] == [[1], [2], [3]]
+    assert [each.tolist() for each in Sends.inner.arrays] == [[7]]
+    assert [each[0] for each in unpack(outer, list[np.ndarray], DOOR)] == [1, 2, 3]
+
+
+class Curious(msgspec.Struct):
+    """Sends something as soon as it is made."""
+
+    first: Any
+    sent: Any = None
+
+    def __post_init__(self) -> None:
+        self.sent = unpack(pack([np.array([5]), REF], DOOR), tuple[np.ndarray, ActorRef], DOOR)
+
+
+REF = ActorRef(DOOR, 3, "other", None)  # type: ignore[arg-type]
+
+
+def test_a_value_unpacked_in_the_middle_of_another_leaves_its_arrays():
+    """As a `__post_init__` does that asks another actor."""
+    body = pack([{"first": np.array([1])}, np.array([2]), {"first": np.array([3])}], DOOR)
+    one, array, other = unpack(body, tuple[Curious, np.ndarray, Curious], DOOR)
+    assert (one.first[0], array[0], other.first[0]) == (1, 2, 3)
+    assert one.sent[0][0] == other.sent[0][0] == 5
+
+
+class Choosy(msgspec.Struct):
+    """Refuses what it is made of, with whatever error is asked for."""
+
+    what: str
+
+    def __post_init__(self) -> None:
+        raise REFUSALS[self.what]
+
+
+class Silent(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+REFUSALS: dict[str, Exception] = {
+    "ours": InvalidArgument("it is negative"),
+    "theirs": KeyError("unknown"),
+    "silent": Silent(),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [("ours", "it is negative"), ("theirs", "unknown"), ("silent", "text cannot be had")],
+)
+def test_what_the_expected_type_raises_is_a_wrong_value(what: str, text: str):
+    """Whoever reads an answer counts on ProtocolError; an error of this package is none."""
+    with pytest.raises(ProtocolError, match=text):
+        unpack(pack({"what": what}, DOOR), Choosy, DOOR)

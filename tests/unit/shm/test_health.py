@@ -15,7 +15,7 @@ from actorserve.shm.segment import Segment
 @pytest.fixture
 def page():
     """Make the supervisor's page."""
-    page = HealthPage.create(cancel_slots=16, incarnation=3)
+    page = HealthPage.create(cancel_slots=16)
     yield page
     page.close()
 
@@ -25,10 +25,8 @@ def _attach(page: HealthPage) -> HealthPage:
 
 
 def test_fresh_page_says_that_nothing_happened(page: HealthPage) -> None:
-    """Before the stub writes, everything but the incarnation is 0."""
-    assert page.stats() == HealthStats(
-        incarnation=3, beats=0, beat_ns=0, phase=0, batch=0, batch_start_ns=0
-    )
+    """Before the stub writes, everything is 0."""
+    assert page.stats() == HealthStats(beats=0, beat_ns=0, phase=0, batch=0, batch_start_ns=0)
 
 
 def test_supervisor_reads_what_the_stub_writes(page: HealthPage, fork) -> None:
@@ -42,9 +40,7 @@ def test_supervisor_reads_what_the_stub_writes(page: HealthPage, fork) -> None:
         theirs.begin_batch(7, 25)
 
     assert fork(stub).wait() == 0
-    assert page.stats() == HealthStats(
-        incarnation=3, beats=3, beat_ns=30, phase=4, batch=7, batch_start_ns=25
-    )
+    assert page.stats() == HealthStats(beats=3, beat_ns=30, phase=4, batch=7, batch_start_ns=25)
 
 
 def test_batch_ends(page: HealthPage) -> None:
@@ -109,17 +105,7 @@ def test_every_slot_has_its_own_word(page: HealthPage) -> None:
     for slot in range(16):
         page.cancel(slot, slot + 1)
     assert all(page.is_cancelled(slot, slot + 1) for slot in range(16))
-    assert page.stats() == HealthStats(
-        incarnation=3, beats=0, beat_ns=0, phase=0, batch=0, batch_start_ns=0
-    )
-
-
-def test_incarnation_can_be_set_later(page: HealthPage) -> None:
-    """The supervisor may number the start when it knows it."""
-    stub = _attach(page)
-    page.set_incarnation(9)
-    assert stub.stats().incarnation == 9
-    stub.close()
+    assert page.stats() == HealthStats(beats=0, beat_ns=0, phase=0, batch=0, batch_start_ns=0)
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

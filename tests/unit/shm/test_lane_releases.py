@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from actorserve.shm import consumer as consumer_module
 from actorserve.shm import producer as producer_module
 from actorserve.shm.doorbell import Doorbell, wait_for
 from actorserve.shm.lane import Consumer, Lane, Producer
+from actorserve.shm.layout import RELEASE_HEAD
 
 PATIENCE_S = 20.0
 
@@ -114,6 +117,46 @@ def test_producer_that_wants_memory_is_rung_by_a_release(ends: Ends) -> None:
     assert not ends.producer.want_room(), "nothing new since"
     assert ends.producer.take_releases() == [(1, 1)]
     assert not ends.producer.want_room()
+
+
+class _Between:
+    """The lane's words; when the releases have been counted, somebody else acts first."""
+
+    def __init__(self, words: memoryview, act: Callable[[], object]) -> None:
+        self._words = words
+        self._act: Callable[[], object] | None = act
+
+    def __getitem__(self, at: Any) -> Any:
+        value = self._words[at]
+        act, self._act = (self._act, None) if at == RELEASE_HEAD else (None, self._act)
+        if act is not None:
+            act()
+        return value
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._words[at] = value
+
+
+def test_who_wants_room_bears_that_another_thread_takes_releases(ends: Ends) -> None:
+    """A count that is behind what has been taken meanwhile is no lie of the peer."""
+
+    def release(*blocks: int) -> None:
+        for block in blocks:
+            ends.consumer.try_release(1, block)
+        ends.consumer.flush_releases()
+
+    def take() -> None:
+        release(2, 3)
+        assert len(ends.producer.take_releases()) == 4
+
+    release(0, 1)
+    ends.producer._words = _Between(ends.lane.words, take)
+    assert ends.producer.want_room()
+    while ends.producer.want_room():
+        pass
+    release(4)
+    assert _is_rung(ends.producer_bell)
+    assert ends.producer.take_releases() == [(1, 4)]
 
 
 def test_mark_limits_what_is_taken(ends: Ends) -> None:
