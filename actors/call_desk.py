@@ -23,8 +23,14 @@ import msgspec
 from actorserve.actors.in_flight import InFlight
 from actorserve.actors.node import Node
 from actorserve.actors.response_factory import OnResponse, ResponseFactory
-from actorserve.errors import ActorserveError, DecoupledModel, InvalidArgument, ProtocolError
-from actorserve.runtime.exchange import ArenaSlab
+from actorserve.errors import (
+    ActorserveError,
+    DecoupledModel,
+    DeviceUnreachable,
+    InvalidArgument,
+    ProtocolError,
+)
+from actorserve.runtime.exchange import ArenaSlab, HeldRef
 from actorserve.runtime.host_end import HostEnd
 from actorserve.state.request import DISPATCHED, QUEUED
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor, ModelInfo
@@ -41,7 +47,7 @@ from actorserve.wire.messages import (
     WireResponse,
     WireTensor,
 )
-from actorserve.wire.tensors import BY_NUMBER
+from actorserve.wire.tensors import BY_NUMBER, DataType
 
 _WIRE_NAMES = tuple(datatype.wire_name for datatype in BY_NUMBER)
 _decode_parameters = msgspec.json.Decoder(dict[str, bool | int | float | str]).decode
@@ -55,6 +61,10 @@ class Callee(Protocol):
     """A version of a model, as a call needs it."""
 
     info: ModelInfo
+
+    @property
+    def devices(self) -> frozenset[tuple[str, str]]:
+        """The devices on which its instances can take tensors: driver and UUID."""
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> ResponseFactory:
         """Check and enqueue. Raises ActorserveError; slabs are then still the caller's."""
@@ -163,12 +173,13 @@ class CallDesk:
         try:
             version = self._route(message)
             call.target = (version.info.name, version.info.version)
+            self._check_devices(version, message.inputs)
             self._calls[message.call] = call
             factory = version.submit(_request(message, inputs), call.on_response)
         except ActorserveError as error:
             self._calls.pop(message.call, None)
             for tensor in inputs:
-                if isinstance(tensor.data, ArenaSlab):
+                if isinstance(tensor.data, (ArenaSlab, HeldRef)):
                     tensor.data.release()
             self.post(call, _refusal(message, error))
             return
@@ -188,11 +199,29 @@ class CallDesk:
         callee: Callee = self._node.route(message.model_name, version)
         return callee
 
+    def _check_devices(self, version: Callee, inputs: list[WireTensor]) -> None:
+        """Raise DeviceUnreachable where no instance of the other model can use an input."""
+        for tensor in inputs:
+            devices = self._node.exchange.devices
+            if tensor.device is None or devices is None:
+                continue
+            if devices.device_of(tensor.device) not in version.devices:
+                raise DeviceUnreachable(f"input '{tensor.name}' lies on a device it has not")
+
     def _input(self, tensor: WireTensor) -> InferTensor:
         if not 0 < tensor.datatype < len(_WIRE_NAMES):
             raise ProtocolError(f"an input has the data type number {tensor.datatype}")
         body = tensor.data
-        data = self._node.exchange.borrow(self._end, body) if isinstance(body, Handle) else body
+        exchange = self._node.exchange
+        data: ArenaSlab | HeldRef | bytes
+        if isinstance(body, Handle):
+            data = exchange.borrow(self._end, body)
+        elif tensor.device is None:
+            data = body
+        elif tensor.datatype == DataType.BYTES:
+            raise ProtocolError("an input of type BYTES lies on a device")
+        else:
+            data = exchange.receive_ref(self._end, tensor.device)
         return InferTensor(tensor.name, _WIRE_NAMES[tensor.datatype], tensor.shape, data)
 
     def cancel(self, message: CancelCall) -> None:
@@ -267,6 +296,10 @@ class CallDesk:
         for call, response in posted:
             if not response.final:
                 call.sent()
+        devices = self._node.exchange.devices
+        if devices is not None:
+            posted.clear()  # with it go our holds
+            devices.settle()
 
     def _send(self, posted: list[tuple[StubCall, InferResponse]], *, on_control: bool) -> None:
         """Send responses in one frame, or in several where they do not fit."""
@@ -281,8 +314,8 @@ class CallDesk:
             error = InvalidArgument("the response's names and parameters do not fit into a message")
             wires = [WireResponse(posted[0][0].number, [], _wire_error(error))]
             data = encode(CallResponded(wires))
-        handles = [t.data for wire in wires for t in wire.outputs if isinstance(t.data, Handle)]
-        self._end.send_with_handles(data, handles, on_control=on_control, is_bounded=False)
+        tensors = [tensor for wire in wires for tensor in wire.outputs]
+        self._end.send_tensors(data, tensors, on_control=on_control)
 
     def _wire(self, call: StubCall, response: InferResponse) -> WireResponse:
         error = response.error
@@ -320,6 +353,7 @@ def _request(message: Infer, inputs: list[InferTensor]) -> InferRequest:
         timeout_us=message.timeout_us,
         takes_stream=message.decoupled,
         is_call=True,
+        placement=message.placement,
     )
 
 

@@ -17,13 +17,14 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from actorserve.actors.bodies import Bodies, Room
 from actorserve.actors.caller import AwaitedCall, RelayedCall, WaitedCall
+from actorserve.actors.device_calls import Call, DeviceCalls, answer_placement
 from actorserve.actors.fork_relay import ForkRelay, Respond
 from actorserve.actors.lineage import started_for
 from actorserve.actors.replies import error_response
@@ -35,7 +36,9 @@ from actorserve.triton.failure import plain_text
 from actorserve.triton.request import InferenceRequest
 from actorserve.triton.response import InferenceResponse
 from actorserve.triton.response_iterator import ResponseIterator
+from actorserve.triton.tensor import Tensor
 from actorserve.wire.codec import encode
+from actorserve.wire.device_ref import Placement
 from actorserve.wire.messages import (
     INLINE_BYTES,
     CallTaken,
@@ -55,16 +58,6 @@ _CODES = {
 """The server's own codes in the model API's terms; those that are not here are INTERNAL."""
 
 
-class Call(Protocol):
-    """A call that has no end yet."""
-
-    number: int
-    on_control: bool
-
-    def put(self, wire: WireResponse) -> None:
-        """Take a response; any thread."""
-
-
 class Calls:
     """The calls of one stub; see triton.calling.Caller. Any thread."""
 
@@ -79,6 +72,7 @@ class Calls:
         self._open: dict[int, Call] = {}
         self._dropped: deque[int] = deque()
         self._relay = ForkRelay(self._serve_child)
+        self._by_device = DeviceCalls()
 
     # --- triton.calling.Caller -------------------------------------------------------------------
 
@@ -128,31 +122,58 @@ class Calls:
         waits: bool = False,
     ) -> None:
         """Send a call; one that cannot be sent is answered here."""
-        tensors: list[WireTensor] = []
+        placement = wanted = None
+        devices = self.end.devices
+        if devices is not None:
+            wanted = answer_placement(devices, request._preferred_memory)
+            placement = self._by_device.placement(devices, request)
+        message = _infer(
+            call.number,
+            request,
+            [],
+            decoupled=decoupled,
+            on_control=call.on_control,
+            waits=waits,
+            placement=wanted,
+        )
+        self._send_with(call, message, request._inputs, placement)
+
+    def _send_with(
+        self, call: Call, message: Infer, inputs: list[Tensor], placement: Placement | None
+    ) -> None:
+        """Send a call with these inputs; `placement` says which of them may go by reference."""
+        tensors = message.inputs
         room = Room()
         try:
-            for tensor in request._inputs:
-                tensors.append(self._bodies.wire_tensor(tensor, room))
-            data = encode(
-                _infer(
-                    call.number,
-                    request,
-                    tensors,
-                    decoupled=decoupled,
-                    on_control=call.on_control,
-                    waits=waits,
-                )
-            )
+            for tensor in inputs:
+                tensors.append(self._bodies.wire_tensor(tensor, room, placement))
+            data = encode(message)
             if len(data) > self.end.max_frame_bytes:
                 raise InvalidArgument("its names and parameters do not fit into one message")
         except (ActorserveError, TritonModelException, UnicodeEncodeError) as error:
             self.end.withdraw(tensors)
-            call.put(_refused(request._model_name, call.number, error))
+            if self.end.devices is not None:
+                self.end.devices.note(error)
+            call.put(_refused(message.model_name, call.number, error))
             return
+        if placement is not None and any(tensor.device is not None for tensor in tensors):
+            self._by_device.keep(call, message, inputs)
         self._open[call.number] = call
+        if self.end.devices is not None:
+            self.end.devices.settle(rings=False)  # so that it comes back before the answer does
         self.end.send_encoded(data)
         if tensors:
             self.end.forwarded(tensors)
+
+    def _send_again(self, number: int) -> bool:
+        """Send a call by host memory whose receiver cannot use its device; False for no such."""
+        kept = self._by_device.take_refused(number)
+        if kept is None:
+            return False
+        call, message, inputs = kept
+        again = msgspec.structs.replace(message, inputs=[], on_control=call.on_control)
+        self._send_with(call, again, inputs, None)
+        return True
 
     # --- forked children -------------------------------------------------------------------------
 
@@ -218,6 +239,10 @@ class Calls:
                 continue
             if wire.final:
                 self._open.pop(wire.id, None)
+            if self._by_device.has_calls:
+                if _is_unreachable(wire) and self._send_again(wire.id):
+                    continue
+                self._by_device.forget(wire.id)
             call.put(wire)
 
     def response(self, wire: WireResponse) -> InferenceResponse:
@@ -225,10 +250,17 @@ class Calls:
         error = wire.error
         if error is not None:
             return InferenceResponse(error=TritonError(error.message, _api_code(error.code)))
+        outputs: list[Tensor] = []
         try:
-            response = InferenceResponse([self._bodies.tensor(tensor) for tensor in wire.outputs])
+            for tensor in wire.outputs:
+                outputs.append(self._bodies.tensor(tensor))
+            response = InferenceResponse(outputs)
         except ActorserveError as problem:
             # Whichever thread reads the lane is not the one to hear that.
+            if self.end.devices is not None:
+                self.end.devices.note(problem)
+                rest = wire.outputs[len(outputs) :]
+                self.end.devices.give_back([t.device for t in rest if t.device is not None])
             return InferenceResponse(error=TritonError(f"Unexpected response: {problem.message}"))
         if wire.parameters != "{}":
             response._parameters = wire.parameters
@@ -265,11 +297,18 @@ class Calls:
         while self._dropped:
             number = self._dropped.popleft()
             if self._open.pop(number, None) is not None:
+                self._by_device.forget(number)
                 self.end.send(CancelCall(number, is_dropped=True))
 
     def _give_back(self, wire: WireResponse) -> None:
         """Return the tensors of a response that nobody looks at."""
         self.end.give_back([t.data for t in wire.outputs if isinstance(t.data, Handle)])
+        if self.end.devices is not None:
+            self.end.devices.give_back([t.device for t in wire.outputs if t.device is not None])
+
+
+def _is_unreachable(wire: WireResponse) -> bool:
+    return wire.error is not None and wire.error.code == Code.DEVICE_UNREACHABLE
 
 
 def _api_code(code: int) -> TritonErrorCode:
@@ -287,6 +326,7 @@ def _infer(
     decoupled: bool = False,
     on_control: bool = False,
     waits: bool = False,
+    placement: Placement | None = None,
 ) -> Infer:
     return Infer(
         call,
@@ -303,6 +343,7 @@ def _infer(
         on_control,
         waits,
         list(calling_for.get() or getattr(request, "_parents", ()) or started_for()),
+        placement,
     )
 
 

@@ -31,6 +31,7 @@ from actorserve.triton.logger import Logger
 from actorserve.triton.request import InferenceRequest
 from actorserve.triton.response import InferenceResponse
 from actorserve.wire.codec import encode
+from actorserve.wire.device_ref import DeviceRef
 from actorserve.wire.messages import (
     Execute,
     Executed,
@@ -45,6 +46,7 @@ class Batch:
     """A batch in execution. `responses` are those that go with its end."""
 
     __slots__ = (
+        "borrowed",
         "called_ns",
         "count",
         "live",
@@ -64,6 +66,7 @@ class Batch:
         self.responses: list[WireResponse] = []
         self.started_ns = self.called_ns = self.returned_ns = 0
         self.seen = 0  # inputs by handle that have a view
+        self.borrowed = 0  # inputs on a device that were borrowed
 
 
 class Execution:
@@ -146,8 +149,11 @@ class Execution:
         for wire in message.requests:
             slot = wire.cancel_slot
             if slot >= 0 and end.page.is_cancelled(slot, wire.id):
-                end.give_back(_handles([wire]))
+                self._give_back([wire])
                 batch.responses.append(_cancelled(wire))
+            elif end.devices is not None and not end.devices.can_map(_refs([wire])):
+                self._give_back([wire])
+                batch.responses.append(_unreachable(wire))
             else:
                 batch.live.append(wire)
         batch.started_ns = monotonic_ns()
@@ -164,9 +170,11 @@ class Execution:
     def _request(self, wire: WireRequest, reply: Reply, batch: Batch) -> InferenceRequest:
         inputs = []
         for tensor in wire.inputs:
-            inputs.append(self._bodies.tensor(tensor))
+            inputs.append(self._bodies.tensor(tensor, is_input=True))
             if type(tensor.data) is Handle:
                 batch.seen += 1
+            elif tensor.device is not None:
+                batch.borrowed += 1
         return InferenceRequest._received(
             inputs,
             wire.request_id,
@@ -185,13 +193,21 @@ class Execution:
             )
         return self._execute
 
+    def _give_back(self, wires: list[WireRequest], seen: int = 0, borrowed: int = 0) -> None:
+        """Return inputs that nobody looks at, all but the first ones."""
+        self._end.give_back(_handles(wires)[seen:])
+        if self._end.devices is not None:
+            self._end.devices.give_back(_refs(wires)[borrowed:])
+
     # --- its end ---------------------------------------------------------------------------------
 
     def _conclude(self, batch: Batch, result: Any, error: BaseException | None) -> None:
         """Turn what execute returned or raised into answers, for those that have none yet."""
         end_if_forked(self._end, error)
         if error is not None:
-            self._end.give_back(_handles(batch.live)[batch.seen :])
+            self._give_back(batch.live, batch.seen, batch.borrowed)
+            if self._end.devices is not None:
+                self._end.devices.judge(error)
             is_ours = isinstance(error, _NoExecute)
             text = str(error) if is_ours else format_exception(error, self._model_path)
             self._fail(batch, text)
@@ -267,10 +283,14 @@ class Execution:
                 page.resume_batch(number, since_ns)
                 break
         self.replies.before_send()
+        if end.devices is not None:
+            end.devices.settle(rings=False)  # the answer wakes the supervisor for both
         self._send(Executed(batch.number, responses, *_times(batch, still_open)))
         batch.replies.clear()
         del responses
         end.settle()
+        if end.devices is not None and end.devices.lost:
+            end.devices.end_process()
 
     def _send(self, executed: Executed) -> None:
         """Send a batch's answers: in one frame, or one by one where they do not fit."""
@@ -280,7 +300,7 @@ class Execution:
             end.send_encoded(data)
             for response in executed.responses:
                 for tensor in response.outputs:
-                    if type(tensor.data) is Handle:
+                    if type(tensor.data) is Handle or tensor.device is not None:
                         end.forwarded(response.outputs)
                         break
             return
@@ -312,6 +332,16 @@ def _handles(wires: list[WireRequest]) -> list[Handle]:
     return [
         tensor.data for wire in wires for tensor in wire.inputs if isinstance(tensor.data, Handle)
     ]
+
+
+def _refs(wires: list[WireRequest]) -> list[DeviceRef]:
+    """Return the references of requests' inputs, in order."""
+    return [t.device for wire in wires for t in wire.inputs if t.device is not None]
+
+
+def _unreachable(wire: WireRequest) -> WireResponse:
+    text = "an input lies on a device that cannot be used here"
+    return error_response(wire.id, text, int(Code.DEVICE_UNREACHABLE))
 
 
 def _cancelled(wire: WireRequest) -> WireResponse:

@@ -18,6 +18,7 @@ from actorserve.actors.response_factory import ResponseFactory
 from actorserve.clock import monotonic_s
 from actorserve.errors import (
     ActorserveError,
+    DeviceUnreachable,
     InternalError,
     InvalidArgument,
     ProtocolError,
@@ -135,6 +136,11 @@ class InFlight:
                 self._give_slot(slot)
                 continue
             factory.dispatched_s = now_s
+            if self._exchange.devices is not None and not self._end.can_take(wire.inputs):
+                self._refuse(
+                    [factory], DeviceUnreachable(f"'{self._instance}' cannot use its device")
+                )
+                continue
             if self._decoupled and slot != NO_SLOT:
                 factory.granted = factory.taken + self._window(factory)
                 self._end.page.grant(slot, factory.key, factory.granted)

@@ -29,15 +29,18 @@ from actorserve.errors import (
     BootError,
     DeadlineExceeded,
     InternalError,
+    ProtocolError,
     Unavailable,
 )
 from actorserve.runtime.child import Child, Exit, SpawnSpec
+from actorserve.runtime.device_desk import DeviceDesk
 from actorserve.runtime.host_end import HostEnd
 from actorserve.state import lifecycle as life
 from actorserve.state.health import Evidence, HangJudge, Level
 from actorserve.state.restart import Restart
 from actorserve.triton.last_words import last_words_of
 from actorserve.wire.codec import encode
+from actorserve.wire.device import DeviceBroken, DeviceReleased, SlabAccepted, SlabRetired
 from actorserve.wire.messages import (
     Asked,
     Attached,
@@ -214,6 +217,8 @@ class Incarnation:
                     has_room = has_room or response.final
             elif isinstance(message, Infer):
                 self.calls.infer(message)
+            elif isinstance(message, DeviceReleased):
+                self._devices.released(self._end, message)
             else:
                 self._on_report(message)
         if has_room:
@@ -237,6 +242,10 @@ class Incarnation:
             self.calls.taken(message)
         elif isinstance(message, MoveCall):
             self.calls.move(message)
+        elif isinstance(message, (SlabAccepted, SlabRetired)):
+            self._on_slab(message)
+        elif isinstance(message, DeviceBroken):
+            self.on_broken(InternalError(f"its device is lost: {message.reason}"))
         elif isinstance(message, PhaseEntered):
             if message.phase in _PHASES:
                 self._begin(*_PHASES[message.phase])
@@ -245,11 +254,27 @@ class Incarnation:
             self.readiness.has_hook = message.has_is_ready
             self.in_flight.looks_between = not message.is_async
             self.in_flight.tells_of_cancels = message.is_async
+            plan = self._plan.initialize.device
+            if plan is not None and message.device:
+                self._end.device = (plan.driver, message.device)
             self._keeper.feed(life.Ready(self.number, monotonic_s()))
         elif isinstance(message, BootFailed):
             self._keeper.feed(life.BootRefused(self.number, monotonic_s(), message.reason))
         elif isinstance(message, Finalized) and message.error is not None:
             _log.info("%s: finalize failed: %s", self._name, message.error)
+
+    @property
+    def _devices(self) -> DeviceDesk:
+        devices = self._node.exchange.devices
+        if devices is None:
+            raise ProtocolError("it speaks of device memory, and has none")
+        return devices
+
+    def _on_slab(self, message: SlabAccepted | SlabRetired) -> None:
+        if isinstance(message, SlabAccepted):
+            self._devices.accepted(self._end, message)
+        else:
+            self._devices.retired(self._end, message)
 
     def _asker(self) -> Asker:
         args = self._plan.initialize.args
@@ -284,10 +309,10 @@ class Incarnation:
     def on_exit(self, exit_: Exit) -> None:
         """Take the end of the process: read what it left, fail what it had begun."""
         self.is_over = True
+        self._end.read_rest()
         reason = self._why or exit_.describe()
         if words := last_words_of(self.lines):
             reason = f"{reason}: {words}"
-        self._end.read_rest()
         if self._phase is life.Phase.SPAWNING and not self._why:
             refusal = exit_.as_refusal(self._plan.spec.python)
             if refusal is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from actorserve.actors.auto_complete import StubDied, ask_model
+from actorserve.actors.device_drivers import VISIBLE, DeviceUse, driver_of, visible_device
 from actorserve.actors.disk import on_disk
 from actorserve.actors.execution_environment import (
     ExecutionEnvironment,
@@ -73,6 +74,7 @@ class _Draft(msgspec.Struct):
     chosen: list[int]
     backend: PythonBackend | None
     has_engine: bool
+    devices: DeviceUse
 
     @property
     def name(self) -> str:
@@ -98,7 +100,10 @@ class _Draft(msgspec.Struct):
 
 async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
     """Plan a load. Raises ConfigError or BootError with the reason for people."""
-    draft = await on_disk(lambda: _draft(source, node.settings))
+    parameters = read_model_parameters(source.config, str(source.entry.path))
+    devices = await node.drivers.use(node.settings, parameters)
+    source = msgspec.structs.replace(source, config=source.completed(devices.gpu_count))
+    draft = await on_disk(lambda: _draft(source, node.settings, devices))
     environment = await prepare_environment(node.spawner, draft.environment_path)
     if node.settings.auto_complete_config and not draft.has_engine:
         try:
@@ -106,7 +111,7 @@ async def plan_model(node: Node, source: ModelSource) -> ModelPlan:
         except BootError as error:
             raise VersionsFailed({str(draft.chosen[-1]): error.message}) from None
         _refuse_unsupported(draft)
-    validate(draft.config)
+    validate(draft.config, devices.gpu_count)
     for warning in unsupported(draft.config)[1]:
         _log.warning("%s", warning)
     versions = tuple(_plan_version(draft, version, environment) for version in draft.chosen)
@@ -119,24 +124,28 @@ def check_source(source: ModelSource, settings: Settings) -> tuple[list[str], li
     Returns the warnings, and the model files that would run. Raises ConfigError with the reason
     why the model would not load.
     """
-    draft = _draft(source, settings)
+    draft = _draft(source, settings, None)
     check_environment(draft.environment_path)
-    validate(draft.config)
+    # Nobody has looked which devices there are: where a driver is named, they are taken for there.
+    gpus = [gpu for group in draft.config.instance_group for gpu in group.gpus]
+    validate(draft.config, 1 + max([0, *gpus]) if driver_of(settings, draft.parameters) else 0)
     files = dict.fromkeys(draft.model_path(version) for version in draft.chosen)
     return unsupported(draft.config)[1], list(files)
 
 
-def _draft(source: ModelSource, settings: Settings) -> _Draft:
+def _draft(source: ModelSource, settings: Settings, devices: DeviceUse | None) -> _Draft:
     """Begin a plan. Raises ConfigError for what can be told from the files alone."""
     first_s, max_s = settings.restart_backoff_s
+    parameters = read_model_parameters(source.config, str(source.entry.path))
     draft = _Draft(
         source,
         source.config,
-        read_model_parameters(source.config, str(source.entry.path)),
+        parameters,
         Restart(first_s=first_s, max_s=max_s),
         select_versions(source.config, source.versions),
         find_backend(source.config, settings.backend_directory),
         is_generation(source.config),
+        devices or DeviceUse(settings, parameters, []),
     )
     if draft.has_engine:
         _read_engine(draft)
@@ -260,11 +269,13 @@ def _plan_instances(
     path = draft.model_path(version)
     plans = []
     for each in expand_instances(draft.config):
+        device = draft.devices.plan(each)
+        is_isolated = device is not None and device.is_isolated
         args = {
             "model_config": config_json,
             "model_instance_kind": each.kind,
             "model_instance_name": each.name,
-            "model_instance_device_id": str(each.device_id),
+            "model_instance_device_id": "0" if is_isolated else str(each.device_id),
             "model_repository": str(draft.source.entry.path),
             "model_version": str(version),
             "model_name": draft.name,
@@ -277,10 +288,14 @@ def _plan_instances(
             parameters.readonly_inputs,
             parameters.concurrent_executes
             or (CONCURRENT_STREAMS if draft.config.is_decoupled else 1),
+            device,
         )
+        spec = environment.spec(each.name)
+        if is_isolated:
+            spec.env = {**spec.env, VISIBLE: visible_device(each.device_id)}
         plan = InstancePlan(
             each.name,
-            environment.spec(each.name),
+            spec,
             initialize,
             _budgets(parameters),
             draft.restart,

@@ -19,13 +19,13 @@ from actorserve.actors.server_metrics import VersionGauges, VersionView
 from actorserve.actors.version_plan import VersionPlan, is_same_instance
 from actorserve.clock import epoch_s, monotonic_s
 from actorserve.errors import ActorserveError, BootError, DecoupledModel, Unavailable
-from actorserve.runtime.exchange import ArenaSlab
+from actorserve.runtime.exchange import ArenaSlab, HeldRef
 from actorserve.state.lifecycle import State
 from actorserve.state.statistics import MemoryUsage, ModelStatistics, Reason
 from actorserve.triton.batch_signature import batch_signature
 from actorserve.triton.inference import InferRequest, InferTensor
 from actorserve.triton.request_validation import Checked
-from actorserve.wire.messages import INLINE_BYTES, Handle, WireTensor
+from actorserve.wire.messages import INLINE_BYTES, WireTensor
 
 
 class VersionState(enum.Enum):
@@ -226,6 +226,12 @@ class ModelVersion:
 
     # --- requests --------------------------------------------------------------------------------
 
+    @property
+    def devices(self) -> frozenset[tuple[str, str]]:
+        """The devices on which its instances can take tensors: driver and UUID."""
+        plans = [each.plan.initialize.device for each in self._instances]
+        return frozenset((plan.driver, plan.uuid) for plan in plans if plan is not None)
+
     def submit(self, request: InferRequest, on_response: OnResponse) -> ResponseFactory:
         """Check and enqueue. Raises ActorserveError; slabs are then still the caller's."""
         if self.info.decoupled and not request.takes_stream:
@@ -278,8 +284,7 @@ class ModelVersion:
                     wires.append(self._wire_input(tensor, fitting.datatype, fitting.shape))
         except ActorserveError:
             for wire in wires:
-                if isinstance(wire.data, Handle):
-                    self._node.exchange.drop(wire.data)
+                self._node.exchange.drop_tensor(wire)
             raise
         return wires
 
@@ -292,6 +297,8 @@ class ModelVersion:
                 return WireTensor(tensor.name, datatype, shape, bytes(body))
             slab = self._node.exchange.allocate_now(nbytes)
             slab.buffer[:] = body if not isinstance(body, memoryview) else body.cast("B")
+        elif isinstance(body, HeldRef):
+            return WireTensor(tensor.name, datatype, shape, b"", body.take())
         else:
             assert isinstance(body, ArenaSlab)
             slab = body

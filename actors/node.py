@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from actorserve.actors.answers import Answerer
 from actorserve.actors.crash import CrashStore
+from actorserve.actors.device_drivers import DeviceDrivers
 from actorserve.actors.metric_store import MetricStore
 from actorserve.config import PythonBackendConfig, Settings
 from actorserve.errors import NotFound
@@ -41,6 +42,7 @@ class Node:
             first_segment_bytes=backend.shm_default_bytes,
             growth_bytes=backend.shm_growth_bytes,
         )
+        self.drivers = DeviceDrivers(spawner, self.exchange, settings.device_quarantine_s)
         self.crashes = CrashStore(settings.crash_dir)
         self.metrics = MetricStore(settings)
         self.route: Callable[[str, str], Any] = _no_route
@@ -61,6 +63,7 @@ class Node:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.drivers.close()
 
 
 def _no_route(name: str, version: str) -> NoReturn:

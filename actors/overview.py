@@ -18,6 +18,7 @@ from actorserve.actors.node import Node
 from actorserve.clock import monotonic_s
 from actorserve.config import Settings
 from actorserve.errors import ActorserveError, InvalidArgument, NotFound, Unavailable
+from actorserve.runtime.device_desk import BrokerStats
 from actorserve.runtime.exchange import ExchangeStats
 from actorserve.state.metrics import Family
 from actorserve.state.statistics import ModelStatistics
@@ -28,12 +29,13 @@ READINESS_AGE_S = 1.0
 
 
 class SupervisorStats(msgspec.Struct, frozen=True):
-    """Where the server stands."""
+    """Where the server stands; `devices` is None while no driver is in use."""
 
     is_live: bool
     is_ready: bool
     models: tuple[ModelStats, ...]
     exchange: ExchangeStats
+    devices: BrokerStats | None = None
 
 
 class Overview(ABC):
@@ -180,4 +182,5 @@ class Overview(ABC):
             self.is_ready(),
             tuple(model.stats() for model in self._models.values()),
             node.exchange.stats(),
+            node.exchange.devices.stats() if node.exchange.devices is not None else None,
         )

@@ -171,12 +171,14 @@ class Replies:
                 )
             for tensor in answer._outputs:
                 if tensor._name in wire.requested_outputs:
-                    outputs.append(self._bodies.wire_tensor(tensor, room))
+                    outputs.append(self._bodies.wire_tensor(tensor, room, wire.placement))
             return WireResponse(wire.id, outputs, None, answer._parameters or "{}", final)
         except Exception as problem:
             # Objects of the model's own making may do anything: that is this request's error, and
             # none of its neighbours in the batch.
             self.end.withdraw(outputs)
+            if self.end.devices is not None:
+                self.end.devices.note(problem)
             code = int(problem.code) if isinstance(problem, ActorserveError) else Code.INTERNAL
             return error_response(wire.id, self._refusal(problem), int(code), final=final)
 
@@ -228,6 +230,8 @@ class Replies:
             code = int(Code.RESOURCE_EXHAUSTED)
             end.send(Responded([error_response(response.id, text, code, final=response.final)]))
             return
+        if end.devices is not None:
+            end.devices.settle(rings=False)
         end.send_encoded(data)
         if response.outputs:
             end.forwarded(response.outputs)

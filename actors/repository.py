@@ -48,13 +48,23 @@ class ModelEntry(msgspec.Struct, frozen=True):
 class ModelSource(msgspec.Struct, frozen=True):
     """What is on disk of one model: its configuration, completed, and its numbered versions.
 
-    `stamps` tells later whether its files are still the same (fingerprint.py).
+    `stamps` tells later whether its files are still the same (fingerprint.py); `given` is the
+    configuration as it was written.
     """
 
     entry: ModelEntry
     config: ModelConfig
     versions: tuple[int, ...]
     stamps: dict[str, Stamp] = {}
+    given: ModelConfig | None = None
+    has_model_file: bool = True
+
+    def completed(self, gpu_count: int) -> ModelConfig:
+        """Return the configuration, completed where there are so many GPUs."""
+        if self.given is None or not gpu_count:
+            return self.config
+        name, has_model_py = self.entry.name, self.has_model_file
+        return complete(self.given, name, has_model_py=has_model_py, gpu_count=gpu_count)
 
 
 def check_model_name(name: str) -> None:
@@ -154,7 +164,8 @@ class Repository:
         given = _read_config(entry.path) if override is None else override
         config = complete(given, entry.name, has_model_py=has_model_file)
         try:
-            return ModelSource(entry, config, versions, stamps(entry.path))
+            looks = stamps(entry.path)
+            return ModelSource(entry, config, versions, looks, given, has_model_file)
         except OSError as error:
             raise ConfigError(f"cannot read '{entry.path}': {error.strerror}") from None
 

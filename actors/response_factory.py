@@ -23,7 +23,7 @@ from actorserve.errors import (
     ProtocolError,
     error_for,
 )
-from actorserve.runtime.exchange import Exchange, Peer
+from actorserve.runtime.exchange import Exchange, HeldRef, Peer
 from actorserve.state.request import (
     CANCEL,
     CANCELLING,
@@ -50,6 +50,7 @@ from actorserve.state.request import (
 )
 from actorserve.state.statistics import Reason, Timing
 from actorserve.triton.inference import InferRequest, InferResponse, InferTensor
+from actorserve.wire.device_ref import DeviceRef
 from actorserve.wire.messages import Handle, WireRequest, WireResponse, WireTensor
 from actorserve.wire.tensors import BY_NUMBER
 
@@ -169,13 +170,14 @@ class ResponseFactory(Life):
             (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0),
             request.timeout_us,
             cancel_slot,
+            request.placement,
         )
 
     def _drop_inputs(self) -> None:
         """Give up the inputs. Not before the end: a stub may die before it has begun them."""
         for tensor in self._inputs:
-            if isinstance(tensor.data, Handle):
-                self._exchange.drop(tensor.data)
+            if type(tensor.data) is not bytes or tensor.device is not None:
+                self._exchange.drop_tensor(tensor)
         self._inputs = []
 
     def abandon(self) -> None:
@@ -226,9 +228,11 @@ class ResponseFactory(Life):
             body = tensor.data
             if isinstance(body, Handle):
                 self.is_large = True
-                data = self._exchange.receive(peer, body)
-            else:
+                data: memoryview | HeldRef = self._exchange.receive(peer, body)
+            elif tensor.device is None:
                 data = memoryview(body)
+            else:
+                data = self._received_ref(tensor.device, peer)
             if not 0 < tensor.datatype < len(_WIRE_NAMES):
                 raise ProtocolError(f"an output has the data type number {tensor.datatype}")
             name = _WIRE_NAMES[tensor.datatype]
@@ -245,6 +249,14 @@ class ResponseFactory(Life):
             wire.is_empty,
             (wire, peer.arena),
         )
+
+    def _received_ref(self, ref: DeviceRef, peer: Peer) -> HeldRef:
+        """Take an output on a device, which only a caller that said so can have."""
+        held = self._exchange.receive_ref(peer, ref)
+        if self._request.placement is None:
+            raise ProtocolError("a stub sent device memory to a client")
+        self.is_large = True
+        return held
 
     def _failure(self, error: ActorserveError, final: bool = True) -> InferResponse:
         self.has_failed = True

@@ -201,4 +201,11 @@ class Sending:
 
 
 def _bytes_of(wire: WireResponse) -> int:
-    return sum(each.data.nbytes for each in wire.outputs if isinstance(each.data, Handle))
+    """What a response keeps in use beyond its message, here or on a device."""
+    nbytes = 0
+    for tensor in wire.outputs:
+        if isinstance(tensor.data, Handle):
+            nbytes += tensor.data.nbytes
+        elif tensor.device is not None:
+            nbytes += tensor.device.nbytes
+    return nbytes

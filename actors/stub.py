@@ -30,6 +30,7 @@ from actorserve.actors.forked import end_if_forked
 from actorserve.actors.lineage import follow_threads
 from actorserve.actors.questions import Questions
 from actorserve.actors.readiness_hook import ReadinessHook
+from actorserve.actors.stub_device import LostWatch, open_device
 from actorserve.actors.stub_log import StubLog
 from actorserve.actors.stub_loop import StubLoop
 from actorserve.actors.stub_metrics import StubMetrics
@@ -47,6 +48,7 @@ from actorserve.triton.logger import set_sink
 from actorserve.triton.metric import set_metric_store
 from actorserve.triton.model_config_builder import ModelConfig
 from actorserve.triton.model_control import set_controller
+from actorserve.wire.device import DeviceReleased, SlabRetired
 from actorserve.wire.messages import (
     Answered,
     AskReady,
@@ -96,6 +98,7 @@ class Stub:
         self.questions = Questions(end)
         self._metrics = StubMetrics(end, self.questions)
         self._log = StubLog(end)
+        self._lost_watch = LostWatch()
         self._readiness: ReadinessHook | None = None
         self._model: Any = None
         self._execution: Execution | None = None
@@ -141,6 +144,10 @@ class Stub:
         if isinstance(message, Answered):
             self.questions.take(message)
             return True
+        if isinstance(message, DeviceReleased):
+            if self._end.devices is not None:
+                self._end.devices.returned(message)
+            return True
         return False
 
     def _take_control(self, message: ToStub) -> None:
@@ -155,6 +162,9 @@ class Stub:
                 self._execution.replies.disowned(message.requests)
         elif isinstance(message, Answered):
             self.questions.take(message)
+        elif isinstance(message, SlabRetired):
+            if self._end.devices is not None:
+                self._end.devices.retire(message)
         elif isinstance(message, AskReady):
             if self._readiness is not None:
                 self._readiness.ask(message.number)
@@ -171,6 +181,7 @@ class Stub:
             self._calls.reap()
         if self._execution is not None:
             self._execution.replies.reap()
+        self._lost_watch.look(self._end.devices)
 
     # --- loading ---------------------------------------------------------------------------------
 
@@ -180,6 +191,8 @@ class Stub:
         args = message.args
         set_metric_store(self._metrics)
         importing.set_model_dir(str(Path(args["model_repository"], args["model_version"])))
+        if message.device is not None:
+            open_device(end, message.device)
         model = self._guard(lambda: self._construct(message.model_path), message.model_path)
         if model is None:
             return False
@@ -207,7 +220,8 @@ class Stub:
         if callable(hook):
             loop = self._calls.main_loop
             self._readiness = ReadinessHook(end, hook, message.model_path, loop)
-        end.send(Initialized(self._execution.is_async, self._readiness is not None))
+        device = end.devices.uuid if end.devices is not None else ""
+        end.send(Initialized(self._execution.is_async, self._readiness is not None, device))
         return True
 
     def _construct(self, model_path: str) -> Any:

@@ -47,6 +47,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     strict_readiness: bool = True
     backend_config: tuple[str, ...] = ()
     restart_backoff_s: tuple[float, float] = (0.0, 30.0)
+    device_driver: str = ""
+    device_slab_bytes: int = 256 * MIB
+    device_max_bytes: int = 0
+    device_foreign: str = "copy"
+    device_fence: str = "sync"
+    device_full: str = "grow"
+    device_quarantine_s: float = 0.1
+    device_isolation: bool = False
     log_verbose: int = 0
     log_info: bool = True
     log_warning: bool = True
@@ -244,6 +252,24 @@ OPTIONS: tuple[Option, ...] = (
     Option("--crash-dir", "crash_dir", str, "DIR",
            "folder for the last output of the newest 50 stubs that died, by default "
            "actorserve/crashes in $XDG_STATE_HOME or ~/.local/state"),
+    ),
+    *_group("devices",
+    Option("--device-driver", "device_driver", str, "NAME",
+           "tensors may lie on its devices, and pass between models there; empty for none"),
+    Option("--device-slab-bytes", "device_slab_bytes", _integer(1, 1 << 50), "BYTES",
+           "device memory that an instance takes at a time"),
+    Option("--device-max-bytes", "device_max_bytes", _integer(0, 1 << 50), "BYTES",
+           "device memory that an instance may take in all, 0 for no limit"),
+    Option("--device-foreign", "device_foreign", _choice("copy", "export"), "copy|export",
+           "what a library has allocated is sent as a copy, or exported where the driver can"),
+    Option("--device-fence", "device_fence", _choice("sync", "event"), "sync|event",
+           "the sender waits for the work on a tensor, or the receiver's stream does"),
+    Option("--device-full", "device_full", _choice("grow", "host", "error"), "grow|host|error",
+           "where there is no room: take more, send by host memory, or fail that request"),
+    Option("--device-quarantine-s", "device_quarantine_s", _seconds, "S",
+           "how long device memory that a dead stub knew is not used again"),
+    Option("--device-isolation", "device_isolation", parse_bool, "BOOL",
+           "show each GPU instance only its own device, by CUDA_VISIBLE_DEVICES"),
     ),
     *_group("log",
     Option("--log-verbose", "log_verbose", _integer(0, 100), "LEVEL",

@@ -25,6 +25,7 @@ class Code(enum.IntEnum):
     RESOURCE_EXHAUSTED = 9
     PERMISSION_DENIED = 10
     TOO_LARGE = 11
+    DEVICE_UNREACHABLE = 12
 
 
 HTTP_STATUS: dict[Code, int] = {
@@ -40,6 +41,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.RESOURCE_EXHAUSTED: 503,
     Code.PERMISSION_DENIED: 403,
     Code.TOO_LARGE: 413,
+    Code.DEVICE_UNREACHABLE: 503,
 }
 
 GRPC_STATUS: dict[Code, str] = {
@@ -55,6 +57,7 @@ GRPC_STATUS: dict[Code, str] = {
     Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
     Code.PERMISSION_DENIED: "PERMISSION_DENIED",
     Code.TOO_LARGE: "INVALID_ARGUMENT",
+    Code.DEVICE_UNREACHABLE: "UNAVAILABLE",
 }
 
 
@@ -169,6 +172,15 @@ class TooLarge(ActorserveError):
     code = Code.TOO_LARGE
 
 
+class DeviceUnreachable(ActorserveError):
+    """A tensor lies on a device that its receiver cannot use; by host memory it can be sent.
+
+    Between stubs only: the caller sends again, before anything was done.
+    """
+
+    code = Code.DEVICE_UNREACHABLE
+
+
 class BootError(ActorserveError):
     """A child process that cannot start, whatever is tried: retrying will not help."""
 
@@ -267,6 +279,7 @@ _BY_CODE: dict[Code, type[ActorserveError]] = {
     Code.RESOURCE_EXHAUSTED: ResourceExhausted,
     Code.PERMISSION_DENIED: PermissionDenied,
     Code.TOO_LARGE: TooLarge,
+    Code.DEVICE_UNREACHABLE: DeviceUnreachable,
 }
 
 

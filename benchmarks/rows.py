@@ -57,6 +57,7 @@ PEERS = frozenset(
         "mp.connection",
         "pyzmq batched",
         "bare loop",
+        "host arena",
     )
 )
 """Labels that our figure is set against; any other label is a part of it, or goes with it."""

@@ -25,13 +25,27 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":  # the folder of a script is searched first, and is no package's parent
     sys.path[0] = str(ROOT)
 
-from benchmarks import actor_rows, call_rows, generation_rows, machine, rows, section  # noqa: E402
+from benchmarks import (  # noqa: E402
+    actor_rows,
+    call_rows,
+    device_rows,
+    generation_rows,
+    machine,
+    rows,
+    section,
+)
 from benchmarks.report import Result, result_of  # noqa: E402
 from benchmarks.rows import Row, Section  # noqa: E402
 from benchmarks.sampling import Effort  # noqa: E402
 from benchmarks.table import markdown_table, text_table  # noqa: E402
 
-SECTIONS = rows.SECTIONS + call_rows.SECTIONS + actor_rows.SECTIONS + generation_rows.SECTIONS
+SECTIONS = (
+    rows.SECTIONS
+    + call_rows.SECTIONS
+    + device_rows.SECTIONS
+    + actor_rows.SECTIONS
+    + generation_rows.SECTIONS
+)
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

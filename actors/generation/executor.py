@@ -138,11 +138,12 @@ class GenerationExecutor(ExecutorEngine):
             if feed.error is not None:  # an engine died in between, and this may reach the next
                 self._send(Abort([feed.id]))
         except BaseException as error:  # an interrupt, too: what was sent or not is ended
-            why = error if isinstance(error, ActorserveError) else Cancelled("interrupted")
+            why = (
+                error
+                if isinstance(error, ActorserveError)
+                else Cancelled("submitting the request was interrupted")
+            )
             self.end_early(feed, why)
-            raise
-        except BaseException:  # an interrupt: nobody has the result, and it may be sent or not
-            self.end_early(feed, Cancelled("submitting the request was interrupted"))
             raise
         return result
 

@@ -15,7 +15,7 @@ from actorserve.runtime.child import Child, Exit, Spawner, SpawnSpec
 from actorserve.runtime.exchange import Exchange
 from actorserve.runtime.fragments import Assembler, fragments_of
 from actorserve.runtime.group_parts import GroupParts, RankNote, Status
-from actorserve.runtime.host_end import HostChannel
+from actorserve.runtime.host_channel import HostChannel
 from actorserve.runtime.watch import Watch
 from actorserve.state.lifecycle import Budgets, Phase
 from actorserve.wire.codec import encode

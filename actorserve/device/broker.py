@@ -108,6 +108,17 @@ class SlabBroker:
         if kept is not None and peer in kept.importers:
             kept.importers[peer] = not message.error
 
+    def offer(self, epoch: int, slab: int) -> SlabOffer | None:
+        """Return how a slab was offered; None for one that is gone."""
+        kept = self._slabs.get((epoch, slab))
+        return None if kept is None else kept.offer
+
+    def withdraw_offer(self, peer: int, ref: DeviceRef) -> None:
+        """Hear that the offer which `lend` returned did not reach the peer: it needs another."""
+        kept = self._slabs.get((ref.epoch, ref.slab))
+        if kept is not None:
+            kept.importers.pop(peer, None)
+
     def can_reach(self, peer: int, ref: DeviceRef) -> bool:
         """Tell whether a peer can use a reference, as far as is known: else go by host memory."""
         kept = self._slabs.get((ref.epoch, ref.slab))

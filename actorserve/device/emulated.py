@@ -38,6 +38,7 @@ from actorserve.errors import ResourceExhausted
 from actorserve.shm.segment import PAGE_BYTES, Segment
 
 UUID_PREFIX = "emulated-"
+DEVICES = "ACTORSERVE_EMULATED_DEVICES"
 FENCES = PAGE_BYTES // 8
 """So many fences of a slab may be under way; the page of their words lies behind the slab."""
 
@@ -93,6 +94,7 @@ class EmulatedMemory:
 class EmulatedDriver:
     """Devices that are host memory. `capacity_bytes` is what one process may create in all.
 
+    There are as many as `devices` says, or the variable ACTORSERVE_EMULATED_DEVICES, or one.
     `delay_s` defers work on streams; see DeferredWork. `poison` makes it a device that broke.
     """
 
@@ -101,9 +103,9 @@ class EmulatedDriver:
     can_export_foreign = False
 
     def __init__(
-        self, *, devices: int = 1, capacity_bytes: int = 1 << 40, delay_s: float = 0.0
+        self, *, devices: int | None = None, capacity_bytes: int = 1 << 40, delay_s: float = 0.0
     ) -> None:
-        self._devices = devices
+        self._devices = int(os.environ.get(DEVICES, "1")) if devices is None else devices
         self._capacity_bytes = capacity_bytes
         self._work = DeferredWork(delay_s)
         self._lock = threading.Lock()

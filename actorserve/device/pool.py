@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -71,6 +72,7 @@ class SlabPool:
     `on_slab(offer, fd)` is told of each slab of our own, before anything in it can be lent, and
     owns the descriptor; it must not call the pool. Without `can_create` all slabs are leased.
     ConfigError for settings that the driver cannot do.
+    `before_growth` is called where no slab has room: it may bring releases that nobody has read.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class SlabPool:
             raise ConfigError(
                 f"device: foreign is 'export', which driver {driver.name!r} cannot; expected 'copy'"
             )
+        self.before_growth: Callable[[], None] | None = None
         self._can_create = can_create
         self._shelf = SlabShelf(driver, epoch, ordinal, self.settings, on_slab)
         self._dead: deque[Death] = deque()
@@ -111,12 +114,13 @@ class SlabPool:
         """
         if nbytes < 0:
             raise InvalidArgument(f"a device buffer of {nbytes} bytes; expected 0 or more")
+        buffer = self._allocate_here(nbytes)
+        if buffer is None and self.before_growth is not None:
+            self.before_growth()  # without the lock, which releases need
+            buffer = self._allocate_here(nbytes)
+        if buffer is not None:
+            return buffer
         with self._lock:
-            self._reap()
-            for slab in self._shelf.own:
-                found = slab.take(nbytes)
-                if found is not None:
-                    return self._buffer(slab, found, nbytes)
             return self._allocate_anew(nbytes)
 
     def adopt(self, address: int, nbytes: int, *, stream: int = 0) -> DeviceBuffer | None:
@@ -182,6 +186,11 @@ class SlabPool:
             return DeviceBuffer(
                 self, slab, ref.slot, ref.generation, ref.offset, ref.nbytes, ref.fence, True
             )
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether there may be something to give back; without the lock, so that it is quick."""
+        return bool(self._dead or self._owed)
 
     def take_releases(self) -> DeviceReleased | None:
         """Return what is to be given back since the last call, or None.
@@ -317,6 +326,16 @@ class SlabPool:
         self._forget()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _allocate_here(self, nbytes: int) -> DeviceBuffer | None:
+        """Allocate in the slabs that there are."""
+        with self._lock:
+            self._reap()
+            for slab in self._shelf.own:
+                found = slab.take(nbytes)
+                if found is not None:
+                    return self._buffer(slab, found, nbytes)
+        return None
 
     def _forget(self) -> list[Slab]:
         self._severed = True

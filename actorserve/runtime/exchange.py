@@ -16,17 +16,21 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from actorserve.errors import ProtocolError
+from actorserve.runtime.device_desk import DeviceDesk, DevicePeer, HeldRef
 from actorserve.shm.arena import Arena, ArenaStats
 from actorserve.shm.ledger import Ledger
 from actorserve.shm.segment import Segment
 from actorserve.shm.view import Views
+from actorserve.wire.device_ref import DeviceRef
 from actorserve.wire.messages import Handle, WireTensor
+
+__all__ = ["ArenaSlab", "BorrowedSlab", "Exchange", "ExchangeStats", "HeldRef", "Key", "Peer"]
 
 _BYTE = np.dtype(np.uint8)
 Key = tuple[int, int]
@@ -70,6 +74,11 @@ class ArenaSlab:
         self._exchange: Exchange | None = exchange
         self.handle = handle
         self.buffer = buffer
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes were asked for."""
+        return self.buffer.nbytes
 
     def take(self) -> Handle:
         """Pass the block's hold on to the caller, who has to drop it."""
@@ -134,6 +143,7 @@ class Exchange:
         self._orphans: set[int] = set()  # arenas of dead peers that somebody still needs
         self._dropped: deque[Key] = deque()
         self._growing: asyncio.Future[None] | None = None
+        self.devices: DeviceDesk | None = None  # where stubs have device memory
 
     @property
     def arena(self) -> int:
@@ -309,6 +319,21 @@ class Exchange:
             if isinstance(handle, Handle):
                 self._count_in(peer, handle)
                 self._dropped.append((handle.arena, handle.block))
+            elif tensor.device is not None:
+                self.receive_ref(peer, tensor.device)  # and nobody keeps what that returns
+
+    def receive_ref(self, peer: Peer, ref: DeviceRef) -> HeldRef:
+        """Take a reference to device memory that `peer` sent. ProtocolError for a false one."""
+        if self.devices is None:
+            raise ProtocolError("a stub sent a reference to device memory, and has none")
+        return self.devices.receive(cast(DevicePeer, peer), ref)
+
+    def drop_tensor(self, tensor: WireTensor) -> None:
+        """Give up what we hold of a tensor that came or was to be sent."""
+        if isinstance(tensor.data, Handle):
+            self.drop(tensor.data)
+        elif tensor.device is not None and self.devices is not None:
+            self.devices.drop(tensor.device)
 
     def _count_in(self, peer: Peer, handle: Handle) -> None:
         """Take a hold on a block that came in a message. Raises ProtocolError for a false handle.
@@ -344,6 +369,8 @@ class Exchange:
                     owner.return_block(arena, block)
                 elif arena in self._orphans and not ledger.knows_arena(arena):
                     self._forget_arena(arena)
+        if self.devices is not None:
+            self.devices.settle()
 
     def trim(self, keep_bytes: int) -> int:
         """Give idle pages back to the system; returns how many bytes went."""
@@ -362,3 +389,5 @@ class Exchange:
             self._views.forget_arena(arena)
         self._segments.clear()
         self._arena.close()
+        if self.devices is not None:
+            self.devices.close()

@@ -24,7 +24,7 @@ from actorserve.errors import (
 )
 from actorserve.runtime.channel import CONTROL_RING_BYTES
 from actorserve.runtime.exchange import ArenaSlab
-from actorserve.runtime.host_end import HostChannel
+from actorserve.runtime.host_channel import HostChannel
 from actorserve.runtime.payload import Array, Packed, is_small, parcel_of
 from actorserve.runtime.processes import Processes
 from actorserve.wire.actors import FromActor, Parcel

@@ -33,6 +33,7 @@ from actorserve.shm.health import HealthPage
 from actorserve.shm.lane import Consumer, Lane, Producer
 from actorserve.shm.segment import Segment
 from actorserve.shm.view import Views
+from actorserve.wire.boot import FromBootSocket
 from actorserve.wire.codec import decode_to_stub, encode
 from actorserve.wire.messages import (
     PROTOCOL,
@@ -235,24 +236,29 @@ class PeerChannel(Generic[M]):
 
     def _receive_segment(self, handle: Handle) -> None:
         """Read the boot socket until the handle's segment has come: it was sent before it."""
+        try:
+            self._read_boot(lambda: self._views.has_segment(handle.arena, handle.segment))
+        except DeadlineExceeded:
+            raise ProtocolError(
+                f"a handle names segment {handle.segment} of arena {handle.arena}, "
+                "which nobody announced"
+            ) from None
+
+    def _read_boot(self, is_there: Callable[[], bool]) -> None:
+        """Read the boot socket until what was sent on it before is there; DeadlineExceeded."""
         deadline_s = monotonic_s() + SEGMENT_TIMEOUT_S
         with self._boot_lock:
-            while not self._views.has_segment(handle.arena, handle.segment):
+            while not is_there():
                 try:
-                    self._take_segment(remaining_s(deadline_s))
-                except DeadlineExceeded:
-                    raise ProtocolError(
-                        f"a handle names segment {handle.segment} of arena {handle.arena}, "
-                        "which nobody announced"
-                    ) from None
+                    self._take_announced(*self._boot.recv(remaining_s(deadline_s)))
                 except ResourceExhausted as error:
                     # It is sent once, and so would be missing for ever: an heir has to do the work.
                     with contextlib.suppress(OSError):
                         os.write(2, f"this process cannot go on: {error.message}\n".encode())
                     os._exit(1)
 
-    def _take_segment(self, timeout_s: float | None) -> None:
-        message, fds = self._boot.recv(timeout_s)
+    def _take_announced(self, message: FromBootSocket, fds: list[int]) -> None:
+        """Take what came on the boot socket."""
         if not isinstance(message, MapSegment) or len(fds) != 1:
             raise ProtocolError(f"unexpected {type(message).__name__} on the boot socket")
         segment = Segment.attach(fds[0], message.nbytes)

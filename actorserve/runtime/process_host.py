@@ -31,7 +31,7 @@ from actorserve.runtime.engine import died
 from actorserve.runtime.failure import error_of, failure_of
 from actorserve.runtime.guest import Guest
 from actorserve.runtime.host import HostStats
-from actorserve.runtime.host_end import HostChannel
+from actorserve.runtime.host_channel import HostChannel
 from actorserve.runtime.in_flight import InFlight
 from actorserve.runtime.naming import main_path
 from actorserve.runtime.outbox import Outbox

@@ -9,7 +9,8 @@ The main thread reads the work lane: in `receive`, while it waits for an answer 
 its event loop (`attach`). The control thread does so for others when that lane holds what they
 need. The control thread settles too, so that what a model's own threads let go of goes back soon:
 therefore a block that is handed on is not released before the message with its handle is on its
-way. From `place` until `forwarded`, its release is kept back.
+way. From `place` until `forwarded`, its release is kept back. Where the model works on a device,
+`devices` is its memory there (stub_devices.py).
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from actorserve.clock import monotonic_s
+from actorserve.errors import DeadlineExceeded, ProtocolError
 from actorserve.process.boot import BootSocket
-from actorserve.runtime.peer_end import TRIM_AFTER_S, PeerEnd
+from actorserve.process.packet import close_all
+from actorserve.runtime.peer_end import SEGMENT_TIMEOUT_S, TRIM_AFTER_S, PeerEnd
+from actorserve.runtime.stub_devices import StubDevices
 from actorserve.shm.patience import Patience
-from actorserve.wire.messages import Handle, ToStub, WireTensor
+from actorserve.wire.boot import FromBootSocket
+from actorserve.wire.codec import encode
+from actorserve.wire.device import SlabOffer
+from actorserve.wire.messages import Handle, Message, ToStub, WireTensor
 
 Key = tuple[int, int]
 
@@ -40,6 +47,8 @@ class StubEnd(PeerEnd):
         self.take_work: Callable[[ToStub], bool] = lambda message: False
         self.take_control: Callable[[ToStub], None] = lambda message: None
         self.reap: Callable[[], None] = lambda: None
+        self.devices: StubDevices | None = None
+        self._has_posted = False
         self._read_lock = threading.Lock()
         self._work_patience = Patience()
         self._answer_patience = Patience()
@@ -66,12 +75,31 @@ class StubEnd(PeerEnd):
     def take_in(self) -> None:
         """Read what has come on the work lane; any thread."""
         with self._read_lock:
-            frames = self._work.drain()
-            self._received += len(frames)
-            for _, data in frames:
-                message = self._decode(data)
-                if not self.take_work(message):
-                    self._pending.append(message)
+            self._take_in()
+
+    def try_take_in(self) -> None:
+        """Do so unless somebody does already; any thread.
+
+        Where something has come, the main thread is made to look: it may just have begun to wait
+        for what it does not find in the lane any more.
+        """
+        if not self._read_lock.acquire(blocking=False):
+            return
+        try:
+            count = self._take_in()
+        finally:
+            self._read_lock.release()
+        if count and (self._pending or threading.current_thread() is not threading.main_thread()):
+            self.wake_main()
+
+    def _take_in(self) -> int:
+        frames = self._work.drain()
+        self._received += len(frames)
+        for _, data in frames:
+            message = self._decode(data)
+            if not self.take_work(message):
+                self._pending.append(message)
+        return len(frames)
 
     def wait(self, is_there: Callable[[], bool], patience: Patience | None = None) -> None:
         """Wait until something has come on the work lane, unless what is awaited is there.
@@ -135,12 +163,32 @@ class StubEnd(PeerEnd):
         """Do what finalizers have left to be done, and give back what nobody looks at."""
         self.reap()
         self.settle()
+        if self.devices is not None:
+            self.try_take_in()  # releases are sent without a ring, both ways
+            if self._has_posted:
+                self._has_posted = False
+                with self._send_lock:
+                    self._up.wake()
         now_s = monotonic_s()
         if self._received != self._received_then:
             self._idle_since_s, self._received_then = now_s, self._received
         elif now_s - self._idle_since_s > TRIM_AFTER_S:
             self._idle_since_s = now_s
             self._trim()
+            if self.devices is not None:
+                self.devices.trim()
+
+    def post(self, message: Message) -> None:
+        """Send what need not be read before this stub's next message, or its next beat."""
+        data = encode(message)
+        if not self._severed:
+            with self._send_lock:
+                # Not within a sending, where a finalizer may have come to be called.
+                if not self._is_sending and self._up.try_post(data):
+                    self._sent += 1
+                    self._has_posted = True
+                    return
+        self.send_encoded(data)
 
     # --- tensor memory ---------------------------------------------------------------------------
 
@@ -152,11 +200,41 @@ class StubEnd(PeerEnd):
                 self._forwarding[handle.arena, handle.block] += 1
         return handle
 
+    def place_filled(self, nbytes: int, fill: Callable[[memoryview], None]) -> Handle:
+        """Return a handle of a new block that `fill` has written; see `place`."""
+        with self._arena_lock:
+            self._take_back()
+            block = self._arena.allocate(nbytes)
+            target = self._arena.buffer(block, nbytes)
+            handle = self._arena.handle(block, nbytes)
+        try:
+            fill(target)
+        except BaseException:
+            self.unplace([handle])
+            raise
+        return handle
+
     def forwarded(self, tensors: Iterable[WireTensor]) -> None:
         """Hear that a message with these tensors has been sent."""
+        if self.devices is not None:
+            tensors = list(tensors)
+            self.devices.sent(tensors)
         handles = [tensor.data for tensor in tensors if isinstance(tensor.data, Handle)]
         if handles:
             self._let_go(handles)
+
+    def withdraw(self, tensors: Iterable[WireTensor]) -> None:
+        """Give up what was placed for a message which is not sent after all."""
+        tensors = list(tensors)
+        super().withdraw(tensors)
+        if self.devices is not None:
+            self.devices.unsent(tensors)
+
+    def settle(self) -> None:
+        """Return what nobody looks at any more; see PeerChannel."""
+        super().settle()
+        if self.devices is not None:
+            self.devices.settle()
 
     def unplace(self, handles: Iterable[Handle]) -> None:
         """Take `place` back for handles that are not sent after all."""
@@ -181,3 +259,39 @@ class StubEnd(PeerEnd):
         forwarding = self._forwarding
         self._kept = [each for each in candidates if (each.arena, each.block) in forwarding]
         return [each for each in candidates if (each.arena, each.block) not in forwarding]
+
+    # --- device memory ---------------------------------------------------------------------------
+
+    def sever(self) -> None:
+        """Cut a forked child off: a device's memory does not survive a fork."""
+        super().sever()
+        self.devices = None
+
+    def offer_slab(self, offer: SlabOffer, fd: int) -> None:
+        """Announce a slab of our own before any reference can name it; takes the descriptor."""
+        try:
+            self._boot.send(offer, [fd], SEGMENT_TIMEOUT_S)
+        finally:
+            close_all([fd])
+
+    def receive_offers(self, is_there: Callable[[], bool]) -> None:
+        """Read the boot socket until a slab that was offered there is known. ProtocolError."""
+        try:
+            self._read_boot(is_there)
+        except DeadlineExceeded:
+            raise ProtocolError("a reference names a slab that nobody has offered") from None
+
+    def read_offers(self) -> None:
+        """Take whatever lies on the boot socket by now."""
+        with self._boot_lock:
+            while (received := self._boot.recv_nowait()) is not None:
+                self._take_announced(*received)
+
+    def _take_announced(self, message: FromBootSocket, fds: list[int]) -> None:
+        if not isinstance(message, SlabOffer):
+            super()._take_announced(message, fds)
+        elif self.devices is None or len(fds) != 1:
+            close_all(fds)
+            raise ProtocolError("a slab was offered to a process without device memory")
+        else:
+            self.devices.accept(message, fds[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 from actorserve.clock import monotonic_s
 from actorserve.process.watch import Child
-from actorserve.runtime.host_end import HostChannel
+from actorserve.runtime.host_channel import HostChannel
 from actorserve.state.health import Evidence, HangJudge, Level
 from actorserve.state.lifecycle import Budgets, Phase
 

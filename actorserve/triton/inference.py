@@ -13,6 +13,7 @@ import msgspec
 
 from actorserve.errors import ActorserveError
 from actorserve.state.metrics import Family
+from actorserve.wire.device_ref import Placement
 
 Parameter = bool | int | float | str
 
@@ -27,6 +28,10 @@ class Slab(Protocol):
     @property
     def buffer(self) -> memoryview:
         """The writable bytes, exactly as many as were asked for."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the body has."""
 
     def release(self) -> None:
         """Give the memory back."""
@@ -52,7 +57,8 @@ class InferRequest(msgspec.Struct):
     `outputs` names the wanted outputs, empty for all. `priority` 0 means the default level;
     `timeout_us` 0 means none. `parameters` are the client's own, without the reserved ones.
     `takes_stream` says that any number of responses is welcome, as decoupled models give. `is_call`
-    marks what another model asks, which may wait for it.
+    marks what another model asks, which may wait for it; outputs may lie on a device where it
+    brings a `placement`.
     """
 
     model_name: str
@@ -68,6 +74,7 @@ class InferRequest(msgspec.Struct):
     timeout_us: int = 0
     takes_stream: bool = False
     is_call: bool = False
+    placement: Placement | None = None
 
 
 class InferResponse(msgspec.Struct):

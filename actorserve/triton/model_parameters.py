@@ -10,6 +10,7 @@ them from `args["model_config"]`. A parameter beats the server's flags and envir
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,6 +32,7 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     `execute_timeout_s` is None for no limit. A request may kill `retry_on_stub_death` stubs and
     still be tried on the next one. `readonly_inputs` gives read-only views of inputs that others
     hold too, in place of copies. `execution_env_path` is absolute, "" for the server's own Python.
+    What begins with `device_` is None where the server's settings count.
     """
 
     spawn_timeout_s: float = 10.0
@@ -43,6 +45,13 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     concurrent_executes: int = 0
     execution_env_path: str = ""
     force_cpu_only_input_tensors: bool = True
+    device_driver: str | None = None
+    device_slab_bytes: int | None = None
+    device_max_bytes: int | None = None
+    device_foreign: str | None = None
+    device_fence: str | None = None
+    device_full: str | None = None
+    device_isolation: bool | None = None
 
 
 def read_model_parameters(config: ModelConfig, model_directory: str) -> ModelParameters:
@@ -80,6 +89,32 @@ def _force_cpu_only(text: str) -> bool:
     return text == "yes"
 
 
+def _driver(text: str) -> str:
+    """Read a driver's name; `none` switches the server's off."""
+    text = text.strip()
+    return "" if text == "none" else text
+
+
+def _bytes(text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ValueError("a whole number of bytes")
+    return int(text)
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.strip() not in choices:
+            raise ValueError(" or ".join(choices))
+        return text.strip()
+
+    return read
+
+
+def _is_yes(text: str) -> bool:
+    return _one_of("yes", "no")(text) == "yes"
+
+
 PARAMETERS: tuple[ParameterRule, ...] = (
     ParameterRule("SPAWN_TIMEOUT_S", "spawn_timeout_s", seconds,
                   "from the start of a stub's process until it has its channel"),
@@ -105,5 +140,22 @@ PARAMETERS: tuple[ParameterRule, ...] = (
                   "archive of it (conda-pack's, or any tar), see below; "
                   "`$$TRITON_MODEL_DIRECTORY` stands for the model's folder"),
     ParameterRule("FORCE_CPU_ONLY_INPUT_TENSORS", "force_cpu_only_input_tensors", _force_cpu_only,
-                  "`yes` or `no`; inputs are in the CPU's memory either way"),
+                  "`yes`: inputs are brought to the CPU's memory; `no`: they stay on the device "
+                  "where they come there"),
+    ParameterRule("DEVICE_DRIVER", "device_driver", _driver,
+                  "the device driver of this model's stubs, `none` for no device; as the flags "
+                  "of this name, also the next ones"),
+    ParameterRule("DEVICE_SLAB_BYTES", "device_slab_bytes", _bytes,
+                  "device memory that a stub takes at a time"),
+    ParameterRule("DEVICE_MAX_BYTES", "device_max_bytes", _bytes,
+                  "device memory that a stub may take in all, 0 for no limit"),
+    ParameterRule("DEVICE_FOREIGN", "device_foreign", _one_of("copy", "export"),
+                  "`copy` or `export`: how what a library has allocated is sent"),
+    ParameterRule("DEVICE_FENCE", "device_fence", _one_of("sync", "event"),
+                  "`sync` or `event`: who waits for the model's work on a tensor"),
+    ParameterRule("DEVICE_FULL", "device_full", _one_of("grow", "host", "error"),
+                  "`grow`, `host` or `error`: what happens where device memory has no room"),
+    ParameterRule("DEVICE_ISOLATION", "device_isolation", _is_yes,
+                  "`yes` or `no`: whether a stub is shown only its own device, by "
+                  "CUDA_VISIBLE_DEVICES"),
 )  # fmt: skip

@@ -40,6 +40,7 @@ from actorserve.triton.constants import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
 )
+from actorserve.triton.device_tensor import empty_device
 from actorserve.triton.model_config_builder import ModelConfig
 from actorserve.triton.model_functions import (
     NUMPY_TO_TRITON_TYPE,
@@ -88,6 +89,7 @@ __all__ = [
     "TritonError",
     "TritonModelException",
     "deserialize_bytes_tensor",
+    "empty_device",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
     "get_model_dir",

@@ -235,7 +235,7 @@ class RequestRules:
 def _nbytes(body: bytes | bytearray | memoryview | Slab) -> int:
     if isinstance(body, (bytes, bytearray)):
         return len(body)
-    return body.nbytes if isinstance(body, memoryview) else body.buffer.nbytes
+    return body.nbytes
 
 
 def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:

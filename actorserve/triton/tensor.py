@@ -4,7 +4,9 @@
 A tensor that a model made holds its array; a BYTES one is encoded at once, so that what the
 model does to the array later is not seen. A tensor that came in holds the body as it came, and
 becomes an array when the model asks for one. Names without an underscore are the model's; the
-stub uses `_received` to make a tensor and `_body` to send one.
+stub uses `_received` to make a tensor and `_body` to send one. Those on a device are of a kind of
+their own, device_tensor.DeviceTensor: the stub makes them by `_on_device`, and sees by
+`_device_body` what it has.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from actorserve.errors import InvalidArgument
-from actorserve.triton.dlpack import CPU, export_capsule, import_tensor
+from actorserve.triton.device_memory import ForeignMemory, Memory
+from actorserve.triton.dlpack import (
+    CPU,
+    DLPackRefused,
+    export_capsule,
+    import_tensor,
+    wants_version,
+)
 from actorserve.triton.error import TritonModelException, exact_str
 from actorserve.wire.tensors import (
     BY_NUMBER,
@@ -98,6 +107,16 @@ class Tensor:
         tensor._copy_on_read = copy_on_read
         return tensor
 
+    @staticmethod
+    def _on_device(name: str, number: int, shape: tuple[int, ...], memory: Memory) -> Tensor:
+        """Make a tensor of memory on a device, which lives as long as anybody sees it.
+
+        Raises InvalidArgument for a type that no device knows and for memory of another size.
+        """
+        from actorserve.triton.device_tensor import DeviceTensor  # which is built on this class
+
+        return DeviceTensor._over(name, number, shape, memory)
+
     def name(self) -> str:
         """Return the name."""
         return self._name
@@ -120,7 +139,7 @@ class Tensor:
         return list(self._shape)
 
     def is_cpu(self) -> bool:
-        """Tell whether the memory is the CPU's: always, in this version."""
+        """Tell whether the memory is the CPU's."""
         return True
 
     def to_dlpack(self) -> object:
@@ -130,11 +149,28 @@ class Tensor:
         """
         return self.__dlpack__()
 
-    def __dlpack__(self, stream: object = None) -> object:
+    def __dlpack__(
+        self,
+        stream: object = None,
+        *,
+        max_version: object = None,
+        dl_device: object = None,
+        copy: bool | None = None,
+    ) -> object:
         if self._number == _BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
+        if dl_device is not None and dl_device != (CPU, 0):
+            raise DLPackRefused(
+                f"Tensor '{self._name}' lies on the CPU and cannot be given on the device "
+                f"{dl_device}; expected (1, 0), or let the consumer copy it."
+            )
         array = self._raw_bf16() if self._number == _BF16 else self.as_numpy()
-        return export_capsule(self._number, array)
+        return export_capsule(
+            self._number,
+            array.copy() if copy else array,
+            is_versioned=wants_version(max_version),
+            is_copy=bool(copy),
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (CPU, 0)
@@ -143,13 +179,18 @@ class Tensor:
     def from_dlpack(name: str, tensor: object) -> Tensor:
         """Make a tensor over the memory of a DLPack capsule, or of an object that gives one.
 
-        Raises TritonModelException for anything else, and for memory not on the CPU or not in C
-        order.
+        Raises TritonModelException for anything else, and for memory that is not in C order, or
+        neither on the CPU nor on the device that this process has.
         """
         name = exact_str(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
+        body = tensor._device_body() if isinstance(tensor, Tensor) else None
+        if body is not None:  # one of ours: whatever the driver, only the name is new
+            return Tensor._on_device(name, *body)
         number, shape, array = import_tensor(tensor)
+        if isinstance(array, ForeignMemory):
+            return Tensor._on_device(name, number, shape, array)
         made = Tensor._received(name, number, shape, b"" if array is None else array)
         if number != _BF16:
             made._array = array
@@ -182,6 +223,14 @@ class Tensor:
         if type(array) is not np.ndarray:
             array = array.view(np.ndarray)  # subclasses (masked arrays) redefine what views do
         return number, self._shape, array
+
+    def _host_body(self) -> tuple[int, tuple[int, ...], Array]:
+        """Return what travels through host memory: `_body()`, a copy where it is on a device."""
+        return self._body()
+
+    def _device_body(self) -> tuple[int, tuple[int, ...], Memory] | None:
+        """Return data type's number, shape and memory of a tensor on a device, else None."""
+        return None
 
     def _load(self) -> Array:
         """Make the array of a received body, once."""

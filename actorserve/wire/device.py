@@ -6,7 +6,10 @@
     DeviceRef: in the place of a tensor's bytes, on any road
     borrower ── DeviceReleased ──► supervisor ── DeviceReleased ──► tenant
     supervisor ── SlabRetired ──► importers        tenant ── SlabRetired ──► supervisor
-    stub ── LeaseWanted ──► lender ── SlabOffer or LeaseRefused ──► stub
+    stub ── DeviceBroken ──► supervisor            supervisor ── FindDevices ──► probe, its answer
+
+Offers take the boot socket; what else a stub says, the up lane. It hears of releases on the work
+lane, unrung, and of retired slabs on the control lane.
 
 An epoch is the number of one process's life and never given again; a slab's number is its
 tenant's. So (epoch, slab) names a slab for good, and with slot and generation one allocation.
@@ -18,32 +21,25 @@ from __future__ import annotations
 
 import msgspec
 
-from actorserve.wire.codec import Decoder
-from actorserve.wire.messages import Message
+from actorserve.wire.decoder import Decoder
+from actorserve.wire.device_ref import BlockKey, DeviceRef, Placement
+from actorserve.wire.message import Message
 
-BlockKey = tuple[int, int, int, int]
-"""(epoch, slab, slot, generation): one allocation, never another one."""
-
-
-class DeviceRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a tensor's bytes lie on a device: some 20 bytes on the wire.
-
-    `offset` and `nbytes` are in bytes, within the slab. `fence` is 0 where the data is complete,
-    else the number of the slab's fence that a reader's stream has to wait for.
-    """
-
-    epoch: int
-    slab: int
-    slot: int
-    generation: int
-    offset: int
-    nbytes: int
-    fence: int = 0
-
-    @property
-    def key(self) -> BlockKey:
-        """The allocation in which the bytes lie."""
-        return self.epoch, self.slab, self.slot, self.generation
+__all__ = [
+    "BlockKey",
+    "DeviceBroken",
+    "DeviceMessage",
+    "DevicePlan",
+    "DeviceRef",
+    "DeviceReleased",
+    "DevicesFound",
+    "FindDevices",
+    "Placement",
+    "SlabAccepted",
+    "SlabOffer",
+    "SlabRetired",
+    "decode_device_message",
+]
 
 
 class SlabOffer(Message, frozen=True, tag=90):
@@ -81,21 +77,41 @@ class DeviceReleased(Message, frozen=True, tag=93):
     blocks: list[BlockKey]
 
 
-class LeaseWanted(Message, frozen=True, tag=94):
-    """My slabs are full and I make none myself: lease me one on this device."""
+class DeviceBroken(Message, frozen=True, tag=94):
+    """The device's context in this stub is lost for good: replace the process."""
 
-    uuid: str
-    nbytes: int
-
-
-class LeaseRefused(Message, frozen=True, tag=95):
-    """You get no slab, for this reason."""
-
-    uuid: str
-    nbytes: int
     reason: str
 
 
-DeviceMessage = SlabOffer | SlabAccepted | SlabRetired | DeviceReleased | LeaseWanted | LeaseRefused
+class FindDevices(Message, frozen=True, tag=95):
+    """Say which devices a driver has; only for runtime/device_probe.py."""
+
+    driver: str
+
+
+class DevicesFound(Message, frozen=True, tag=96):
+    """The devices in the order of their ordinals, or the `problem` why there are none."""
+
+    uuids: list[str]
+    problem: str = ""
+
+
+class DevicePlan(msgspec.Struct, frozen=True, array_like=True):
+    """The device that a stub works on, and how; a part of Initialize.
+
+    The `ordinal` is the server's. `settings` are those of device.settings, by name. Where a stub
+    `is_isolated`, CUDA shows it only this one device, which is number 0 then. With
+    `cpu_inputs`, a model's inputs are brought to host memory first.
+    """
+
+    driver: str
+    ordinal: int
+    uuid: str
+    settings: dict[str, int | float | str]
+    is_isolated: bool = False
+    cpu_inputs: bool = True
+
+
+DeviceMessage = SlabOffer | SlabAccepted | SlabRetired | DeviceReleased
 
 decode_device_message: Decoder[DeviceMessage] = Decoder(DeviceMessage, "about device memory")

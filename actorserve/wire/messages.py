@@ -7,6 +7,7 @@ process/boot.py):
     supervisor ── boot socket ──► stub   Hello, JoinGroup, MapSegment (with descriptors)
     supervisor ── boot socket ──► unpacker Unpack                     (with the archive's)
     stub       ── boot socket ──► superv. Attached, MapSegment         (with descriptors)
+    either     ── boot socket ──► other   SlabOffer (with a descriptor); see device.py
     supervisor ── work lane ────► main    Initialize, AutoComplete, Execute, Finalize
     supervisor ── control lane ─► control Ping, Granted, CallMoved, AskReady, CancelTold,
                                           Disowned
@@ -23,9 +24,21 @@ from __future__ import annotations
 
 import msgspec
 
+from actorserve.wire.device import (
+    DeviceBroken,
+    DevicePlan,
+    DeviceReleased,
+    DevicesFound,
+    FindDevices,
+    SlabAccepted,
+    SlabOffer,
+    SlabRetired,
+)
+from actorserve.wire.device_ref import DeviceRef, Placement
+from actorserve.wire.message import Message as Message
 from actorserve.wire.questions import OpenFamily, OpenMetric, ReadMetric
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Both ends must agree; the handshake compares it (Hello, Attached)."""
 
 INLINE_BYTES = 4096
@@ -52,13 +65,14 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A tensor on the wire. `datatype` is the model API's number (1 BOOL … 13 BYTES, 14 BF16).
 
     `data` holds the little-endian, row-major bytes (BYTES: length-prefixed elements), or the
-    handle of the block that does.
+    handle of the block that does. It is empty where they lie on a `device`.
     """
 
     name: str
     datatype: int
     shape: tuple[int, ...]
     data: bytes | Handle
+    device: DeviceRef | None = None
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,7 +86,8 @@ class WireRequest(msgspec.Struct, frozen=True, array_like=True):
     """One inference request as the stub gets it.
 
     `id` is the server's (never reused), `request_id` the client's. `cancel_slot` is the index of
-    the request's cancel word on the health page. `parameters` is a JSON object as text.
+    the request's cancel word on the health page. `parameters` is a JSON object as text. Outputs
+    may lie on a device where there is a `placement`.
     """
 
     id: int
@@ -84,6 +99,7 @@ class WireRequest(msgspec.Struct, frozen=True, array_like=True):
     flags: int = 0
     timeout_us: int = 0
     cancel_slot: int = 0
+    placement: Placement | None = None
 
 
 class WireResponse(msgspec.Struct, frozen=True, array_like=True):
@@ -98,10 +114,6 @@ class WireResponse(msgspec.Struct, frozen=True, array_like=True):
     parameters: str = "{}"
     final: bool = True
     is_empty: bool = False
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of everything that travels on its own; see the module's head for the roads."""
 
 
 # --- what a model may ask the supervisor (Asked); more of it stands in questions.py ---------------
@@ -194,7 +206,8 @@ class JoinGroup(Message, frozen=True, tag=5):
 class Initialize(Message, frozen=True, tag=10):
     """Import the model and call `initialize(args)`; `args` holds the seven strings of the API.
 
-    `concurrent_executes` is how many batches an asynchronous `execute` may have at a time.
+    `concurrent_executes` is how many batches an asynchronous `execute` may have at a time;
+    `device` is what the model works on beside the CPU.
     """
 
     model_path: str
@@ -203,6 +216,7 @@ class Initialize(Message, frozen=True, tag=10):
     max_batch_size: int
     shared_inputs: bool = False
     concurrent_executes: int = 1
+    device: DevicePlan | None = None
 
 
 class AutoComplete(Message, frozen=True, tag=11):
@@ -291,10 +305,11 @@ class PhaseEntered(Message, frozen=True, tag=30):
 
 
 class Initialized(Message, frozen=True, tag=31):
-    """The model is ready to execute."""
+    """The model is ready to execute. `device` is the UUID of what it works on, "" for none."""
 
     is_async: bool = False
     has_is_ready: bool = False
+    device: str = ""
 
 
 class AutoCompleted(Message, frozen=True, tag=32):
@@ -321,7 +336,7 @@ class Executed(Message, frozen=True, tag=34):
     batch: int
     responses: list[WireResponse]
     execute_ns: int = 0
-    still_open: list[int] = []
+    still_open: list[int] = msgspec.field(default_factory=list)
     input_ns: int = 0
     output_ns: int = 0
 
@@ -359,7 +374,8 @@ class Infer(Message, frozen=True, tag=39):
 
     `model_version` -1 lets the server choose. `waits` says that the stub's main thread does
     nothing until the answer is there. `parents` are the requests on whose behalf the call is made,
-    as far as they are known. With `decoupled`, any number of responses may come.
+    as far as they are known. With `decoupled`, any number of responses may come; `placement` says
+    where their tensors may lie.
     """
 
     call: int
@@ -375,7 +391,8 @@ class Infer(Message, frozen=True, tag=39):
     decoupled: bool = False
     on_control: bool = False
     waits: bool = False
-    parents: list[int] = []
+    parents: list[int] = msgspec.field(default_factory=list)
+    placement: Placement | None = None
 
 
 class CancelCall(Message, frozen=True, tag=40):
@@ -440,6 +457,8 @@ ToStub = (
     | AskReady
     | CancelTold
     | Disowned
+    | DeviceReleased
+    | SlabRetired
 )
 ToSupervisor = (
     PhaseEntered
@@ -458,5 +477,11 @@ ToSupervisor = (
     | Asked
     | MetricsChanged
     | SaidReady
+    | DeviceReleased
+    | SlabAccepted
+    | SlabRetired
+    | DeviceBroken
 )
-OnBootSocket = Hello | Attached | MapSegment | Unpack | JoinGroup
+OnBootSocket = (
+    Hello | Attached | MapSegment | Unpack | JoinGroup | SlabOffer | FindDevices | DevicesFound
+)

@@ -28,6 +28,8 @@ NUMBERS = Serial()
 class FakeExchange:
     """Counts holds instead of bytes; a handle with offset 666 is a false one."""
 
+    devices = None
+
     def __init__(self) -> None:
         self.held: list[int] = []
         self.dropped: list[int] = []
@@ -36,6 +38,10 @@ class FakeExchange:
 
     def drop(self, handle: Handle) -> None:
         self.dropped.append(handle.block)
+
+    def drop_tensor(self, tensor: WireTensor) -> None:
+        if isinstance(tensor.data, Handle):
+            self.drop(tensor.data)
 
     def receive(self, peer: Any, handle: Handle) -> memoryview:
         if handle.offset == 666:

@@ -47,6 +47,7 @@ class End:
     """A stub's channel over a list."""
 
     arena_id = 2
+    devices = None
     max_frame_bytes = 100_000
 
     def __init__(self) -> None:

@@ -52,9 +52,7 @@ class End:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
 
-    def send_with_handles(
-        self, data: bytes, handles: Any, *, on_control: bool, is_bounded: bool
-    ) -> None:
+    def send_tensors(self, data: bytes, tensors: Any, *, on_control: bool) -> None:
         self.sent.append(("control" if on_control else "work", decode(data)))
 
     def send_control(self, message: Any) -> None:

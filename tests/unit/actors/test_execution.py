@@ -59,6 +59,7 @@ class FakeEnd:
     instance = "i_0"
     arena_id = 2
     is_severed = False
+    devices = None
 
     def __init__(self) -> None:
         self.page = FakePage()
