@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+from collections.abc import Callable
+from functools import partial
 
 from actorserve.actors.generation.blas import limit_blas_threads
 from actorserve.actors.generation.driver import COMMIT, Follower
@@ -142,7 +144,7 @@ class Rank:
         pump = Pump(
             engine,
             sink,
-            lead=self._lead_calls if is_leader else self._lead,
+            lead=partial(self._before_step, sink, self._lead_calls if is_leader else self._lead),
             verdict=self._verdict if end.size > 1 else None,
         )
         while not pump.is_closed:
@@ -152,10 +154,17 @@ class Rank:
                 pump.take(message)
             is_busy = pump.turn(POLL_S)
             sink.show(pump.latest)
+            if not is_busy:
+                sink.wake()
             if not is_busy and not pump.is_closed:
                 end.note(self._step, Status.IDLE)
                 fd = pump.engine_fileno
                 end.wait(pump.idle_s(), () if fd is None else (fd,))
+
+    def _before_step(self, sink: RankSink, lead: Callable[[Step], None], step: Step) -> None:
+        if step.adds or step.aborts or step.call is not None:
+            sink.wake()  # it may take longer than the last one
+        lead(step)
 
     def _lead(self, step: Step) -> None:
         """Tell the other ranks of a step, before it is done here."""

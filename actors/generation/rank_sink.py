@@ -9,9 +9,13 @@ import msgspec
 import numpy as np
 
 from actorserve.actors.generation.logits import packed
+from actorserve.clock import monotonic_s
 from actorserve.runtime.group_end import RankEnd
 from actorserve.wire.generation import CallEnded, IterationStats, KvEvents, Output, Outputs
 from actorserve.wire.messages import Message
+
+WAKE_EVERY_S = 1e-3
+"""How long outputs of steps that are quicker than that may lie before the executor is woken."""
 
 _encode_page = msgspec.msgpack.Encoder().encode
 
@@ -22,6 +26,9 @@ class RankSink:
     def __init__(self, end: RankEnd) -> None:
         self._end = end
         self._shown: dict[str, Any] | None = None
+        self._told_s = 0.0  # when the last outputs were sent
+        self._woken_s = 0.0
+        self._owes_wake = False
 
     def show(self, snapshot: dict[str, Any] | None) -> None:
         """Write the latest snapshot on the group's page, where anybody can read it at any time."""
@@ -35,12 +42,26 @@ class RankSink:
         self._end.write_page(page)
 
     def outputs(self, outputs: list[Output]) -> None:
-        """See Sink."""
+        """See Sink. Of quick steps not each wakes the executor: that costs both sides more."""
         outputs = packed(outputs, self._end.place)
+        now_s = monotonic_s()
+        is_quick = now_s - self._told_s < WAKE_EVERY_S and now_s - self._woken_s < WAKE_EVERY_S
+        self._told_s = now_s
         try:
-            self._end.send(Outputs(outputs))
+            self._end.send(Outputs(outputs), wakes=not is_quick)
         except TypeError:
-            self._end.send(Outputs([_plain_output(output) for output in outputs]))
+            plain_outputs = [_plain_output(output) for output in outputs]
+            self._end.send(Outputs(plain_outputs), wakes=not is_quick)
+        self._owes_wake = is_quick
+        if not is_quick:
+            self._woken_s = now_s
+
+    def wake(self) -> None:
+        """Wake the executor for what it was not woken for: nothing may follow for a while."""
+        if self._owes_wake:
+            self._owes_wake = False
+            self._woken_s = monotonic_s()
+            self._end.wake()
 
     def stats(self, snapshots: list[dict[str, Any]], dropped: int) -> None:
         """See Sink."""

@@ -195,6 +195,8 @@ class Registry:
         on, until it is there or given up.
         """
         if self.error is None or _is_passing(self.error):
+            if _is_passing(error):
+                self.ready.is_open = False  # before anybody hears it, and waits for the next life
             self.error = error
         wakes: list[Wake] = []
         feeds = self.feeds
@@ -210,9 +212,7 @@ class Registry:
                 answer.fail(error)
         wake_all(wakes)
         self.room.tell()
-        if _is_passing(self.error):
-            self.ready.is_open = False
-        else:
+        if not _is_passing(self.error):
             self.ready.open()
         self.snapshots.end()
 

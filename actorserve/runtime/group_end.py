@@ -87,14 +87,17 @@ class RankEnd(PeerChannel[ToRank]):
                 messages.append(message)
         return messages
 
-    def send(self, message: Message) -> None:
-        """Send on the up lane, in pieces where it has to be. Raises PeerGone."""
+    def send(self, message: Message, *, wakes: bool = True) -> None:
+        """Send on the up lane, in pieces where it has to be. Raises PeerGone.
+
+        `wakes` is as in `send_encoded`.
+        """
         data = encode(message)
         if len(data) <= self.max_frame_bytes:
-            self.send_encoded(data)
+            self.send_encoded(data, wakes=wakes)
             return
         for piece in fragments_of(data, self.max_frame_bytes):
-            self.send_encoded(piece)
+            self.send_encoded(piece, wakes=wakes)
 
     # --- waiting ----------------------------------------------------------------------------------
 

@@ -182,8 +182,11 @@ class PeerChannel(Generic[M]):
         """Send on the up lane from any thread; waits for room. Raises PeerGone, ValueError."""
         self.send_encoded(encode(message))
 
-    def send_encoded(self, data: bytes) -> None:
-        """Send an encoded message; see `send`."""
+    def send_encoded(self, data: bytes, *, wakes: bool = True) -> None:
+        """Send an encoded message; see `send`.
+
+        Where it `wakes` nobody, whoever calls this has to `wake` soon.
+        """
         if self._severed:
             return
         with self._send_lock:
@@ -193,7 +196,10 @@ class PeerChannel(Generic[M]):
             self._is_sending = True
             try:
                 self._sent += 1
-                while not self._up.try_send(data):
+                send = self._up.try_send if wakes else self._up.try_post
+                while not send(data):
+                    if not wakes:
+                        self._up.wake()
                     if not self._up.want_room():
                         self._sleep(self._room_bell, None)
                     self._up.stop_wanting()
@@ -201,6 +207,12 @@ class PeerChannel(Generic[M]):
                 self._is_sending = False
             if self._unsent:
                 self.send_encoded(self._unsent.popleft())
+
+    def wake(self) -> None:
+        """Wake the other side, if it sleeps, for what was sent and woke nobody."""
+        with self._send_lock:
+            if not self._severed:
+                self._up.wake()
 
     def try_send_encoded(self, data: bytes) -> bool:
         """Send an encoded message if there is room for it at once; False if there is none.

@@ -59,12 +59,16 @@ def made(ranks: int = 2, *, engine: str = "Counting", **options: Any) -> Generat
 
 
 def pid_of(executor: GenerationProxy, rank: int) -> int:
-    """Return a rank's process."""
-    stats = executor.group_stats()
-    assert stats is not None
-    pid = stats.ranks[rank].pid
-    assert pid is not None
-    return pid
+    """Return a rank's process; between two lives there is none for a moment."""
+
+    def pids() -> list[int | None]:
+        stats = executor.group_stats()
+        return [] if stats is None else [each.pid for each in stats.ranks]
+
+    wait_until(lambda: len(pids()) > rank and pids()[rank] is not None)
+    found = [*pids(), *[None] * rank][rank]
+    assert found is not None
+    return found
 
 
 def state_of(executor: GenerationProxy) -> str:

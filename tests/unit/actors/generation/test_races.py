@@ -197,3 +197,16 @@ def test_a_call_that_a_fork_takes_along_is_answered_there(tmp_path: Path):
     assert path.read_text().startswith("EngineDeadError")
     assert "was forked" in path.read_text()
     assert not answer.is_over()
+
+
+def test_who_hears_of_a_death_waits_for_the_next_life_and_not_for_the_last():
+    """Woken by the error, `wait_ready` must not find the gate of the dead engine's life open."""
+    executor = Immediate(nothing)
+    executor.generate_async([1], LONG)
+    registry = executor._registry
+    seen = []
+    registry.on_finished = lambda _: seen.append(registry.ready.is_open)
+    registry.fail_all(EngineDeadError("killed", rank=1, pid=2, retry_after_s=0.0))
+    assert seen == [False]
+    registry.revive()
+    assert registry.ready.is_open
