@@ -28,6 +28,7 @@ from actorserve.errors import (
 )
 from actorserve.forking import sever_after_fork
 from actorserve.runtime.child import Spawner
+from actorserve.runtime.loop_bell import LoopBell
 from actorserve.state.restart import Restart
 from actorserve.wire.generation import (
     Abort,
@@ -70,6 +71,7 @@ class Bridge:
         self._queue: deque[Queued] = deque()
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell: LoopBell | None = None
         self._group: RankGroup | None = None
         self._is_up = False
         self._look_lock = threading.Lock()
@@ -84,7 +86,7 @@ class Bridge:
 
     def sever(self) -> None:
         """In a forked child: loop and processes are its parent's, and there is nothing to end."""
-        self._loop = self._group = None
+        self._loop = self._group = self._bell = None
         self._registry.gone.open()
 
     # --- from any thread --------------------------------------------------------------------------
@@ -98,7 +100,9 @@ class Bridge:
         if not self._is_due:
             try:
                 self._is_due = True
-                self._call(self._flush)
+                bell = self._bell
+                if bell is not None:  # else `run` looks for what has come when it begins
+                    bell.ring()
             except BaseException:  # an interrupt: whoever sends next calls
                 self._is_due = False
                 raise
@@ -145,6 +149,7 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         own = None
         try:
+            self._bell = LoopBell(self._loop, self._flush)
             if spawner is None:
                 spawner = own = Spawner(preload=(RANK_MODULE,), log=_log_process)
             await self._serve(spawner, is_own=own is not None)
@@ -159,6 +164,9 @@ class Bridge:
                 await self._group.close()
             if own is not None:
                 await own.stop()
+            bell, self._bell = self._bell, None
+            if bell is not None:
+                bell.close()
             self._registry.fail_all(Unavailable("the executor was shut down"))
             self._registry.gone.open()
 
