@@ -235,7 +235,8 @@ class EngineDeadError(Unavailable):
     `rank` and `pid` say which process died first, None where there is none; `reason` is what it
     died of, `traceback` its own, as text. `str()` has all of it; `message`, which clients of a
     server see, leaves the traceback out. `refusal` is set where the engine itself refused to load
-    what was asked of it: what its user is told instead.
+    what was asked of it: what its user is told instead. `is_accident` says that a process
+    ended and nobody had meant it to: another start may go well.
     """
 
     def __init__(
@@ -247,6 +248,7 @@ class EngineDeadError(Unavailable):
         traceback: str = "",
         retry_after_s: float | None = None,
         refusal: ActorserveError | None = None,
+        is_accident: bool = False,
     ) -> None:
         who = "the engine" if rank is None else f"the engine's rank {rank}"
         if pid is not None:
@@ -259,6 +261,7 @@ class EngineDeadError(Unavailable):
         self.reason = reason
         self.traceback = traceback
         self.refusal = refusal
+        self.is_accident = is_accident
 
     @property
     def message(self) -> str:

@@ -195,10 +195,17 @@ class GroupLife:
         *,
         is_final: bool,
         refusal: ActorserveError | None = None,
+        is_accident: bool = False,
     ) -> None:
         """See RankOwner."""
-        pid = self._ranks[rank].pid
-        error = EngineDeadError(reason, rank=rank, pid=pid, traceback=traceback, refusal=refusal)
+        error = EngineDeadError(
+            reason,
+            rank=rank,
+            pid=self._ranks[rank].pid,
+            traceback=traceback,
+            refusal=refusal,
+            is_accident=is_accident,
+        )
         self.fail(error, is_final=is_final)
 
     def rank_exited(self, rank: int) -> None:

@@ -50,10 +50,12 @@ class RankOwner(Protocol):
         *,
         is_final: bool,
         refusal: ActorserveError | None = None,
+        is_accident: bool = False,
     ) -> None:
         """Hear that a rank is dead or has to be; `is_final`: another start would end the same.
 
-        `refusal` is what its engine said against what was asked of it.
+        `refusal` is what its engine said against what was asked of it; `is_accident`: its process
+        ended, and nobody had meant it to.
         """
 
     def rank_exited(self, rank: int) -> None:
@@ -212,7 +214,10 @@ class RankProcess:
         self.is_over = True
         self._end.read_rest()
         if not (self.is_closed and exit_.code == 0):
-            self._fail(self._why or exit_.describe())
+            reason = self._why or exit_.describe()
+            self._owner.rank_failed(
+                self.rank, reason, "", is_final=False, is_accident=not self._why
+            )
         self._end.close()
         self._owner.rank_exited(self.rank)
 

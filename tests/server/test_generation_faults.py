@@ -185,11 +185,11 @@ def ranks_of(name: str) -> list[psutil.Process]:
     return sorted((each for each in found if " rank " in each.name()), key=lambda each: each.name())
 
 
-def write_ranks(repository: Path) -> None:
+def write_ranks(repository: Path, load_s: float = 0.0) -> None:
     """Write an engine with two ranks."""
     folder = repository / "two"
     (folder / "1").mkdir(parents=True)
-    options = {"text": True, "delay_s": 0.002}
+    options = {"text": True, "delay_s": 0.002, "load_s": load_s}
     (folder / "config.pbtxt").write_text(
         'backend: "generation"\n'
         + parameter("ENGINE", "scripted")
@@ -216,6 +216,26 @@ def test_the_death_of_a_rank_is_that_of_its_engine(repository: Path) -> None:
         assert second != stub
         os.kill(ranks_of("two_0")[0].pid, signal.SIGKILL)
         wait_restarted(server, "two_0", second)
+        assert text_of(list(server.stream("two", ask("abc", max_tokens=2)))) == "de"
+
+
+def test_a_rank_that_is_killed_while_it_loads_again_is_started_once_more(
+    repository: Path,
+) -> None:
+    """As a stub that dies while it initializes: the model does not stay away for good."""
+    write_ranks(repository, load_s=0.5)
+    with running(repository) as server:
+        first = ranks_of("two_0")
+        os.kill(first[1].pid, signal.SIGKILL)
+
+        def loading() -> list[psutil.Process]:
+            ranks = [each for stub in stubs_of("two_0") for each in stub.children(recursive=True)]
+            return [each for each in ranks if " rank " in each.name() and each not in first]
+
+        with contextlib.suppress(psutil.Error):
+            wait_until(lambda: len(loading()) == 2, 20)
+        os.kill(loading()[0].pid, signal.SIGKILL)
+        wait_until(server.is_ready, 30)
         assert text_of(list(server.stream("two", ask("abc", max_tokens=2)))) == "de"
 
 

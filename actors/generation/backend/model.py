@@ -33,13 +33,16 @@ from actorserve.actors.generation.backend.question import Question, read_questio
 from actorserve.actors.generation.blas import limit_blas_threads
 from actorserve.actors.generation.engines.registry import engine_class
 from actorserve.clock import monotonic_s
-from actorserve.errors import ActorserveError, Code, InternalError, InvalidArgument
+from actorserve.errors import ActorserveError, Code, EngineDeadError, InternalError, InvalidArgument
 from actorserve.triton import pb_utils
 from actorserve.triton.config_json import model_config_from_json
 from actorserve.triton.error import TritonErrorCode
 from actorserve.triton.failure import format_exception
 from actorserve.triton.flow import drained, on_cancel
-from actorserve.triton.generation_parameters import read_generation_parameters
+from actorserve.triton.generation_parameters import (
+    GenerationParameters,
+    read_generation_parameters,
+)
 from actorserve.triton.last_words import say_last_words
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -82,19 +85,13 @@ class TritonPythonModel:
         self._is_finalizing = False
         limit_blas_threads()
         _import_engine(parameters.engine)
-        self._executor = GenerationExecutor.create(
-            EngineSpec(parameters.engine, parameters.options),
-            ExecutorConfig(
-                max_beam_width=parameters.max_beam_width,
-                # The server holds back what is too much; its abort may be on the way yet.
-                max_in_flight=2 * parameters.max_in_flight,
-                worker="thread" if parameters.ranks == 1 else "process",
-                load_timeout_s=parameters.load_timeout_s,
-                hang_timeout_s=parameters.hang_timeout_s,
-                stats_kept=1,
-            ),
-            model_world_size=parameters.ranks,
-        )
+        try:
+            self._executor = _executor(parameters)
+        except EngineDeadError as error:
+            if error.is_accident:  # as that of a stub while it initializes: it is started again
+                say_last_words(error.message)
+                os._exit(1)
+            raise
         self._metrics = GenerationMetrics(
             args["model_name"], args["model_version"], args["model_instance_name"]
         )
@@ -226,6 +223,23 @@ class TritonPythonModel:
         say_last_words(error.message)
         self._is_quiet.wait(LAST_WORDS_S)
         os._exit(EXIT_CODE)
+
+
+def _executor(parameters: GenerationParameters) -> GenerationExecutor:
+    """Start the engine. Raises what keeps it from loading."""
+    return GenerationExecutor.create(
+        EngineSpec(parameters.engine, parameters.options),
+        ExecutorConfig(
+            max_beam_width=parameters.max_beam_width,
+            # The server holds back what is too much; its abort may be on the way yet.
+            max_in_flight=2 * parameters.max_in_flight,
+            worker="thread" if parameters.ranks == 1 else "process",
+            load_timeout_s=parameters.load_timeout_s,
+            hang_timeout_s=parameters.hang_timeout_s,
+            stats_kept=1,
+        ),
+        model_world_size=parameters.ranks,
+    )
 
 
 def _import_engine(name: str) -> None:
