@@ -56,6 +56,7 @@ class AdapterDesk:
         self._adapters: dict[int, _Adapter] = {}
         self._parked: set[int] = set()
         self._sending: set[int] = set()
+        self._on_idle: list[Callable[[], object]] = []
         self._overtaken: list[int] = []  # given up by a finalizer while they were being sent
         self._lock = threading.RLock()  # a finalizer may come here while its thread is here
 
@@ -122,13 +123,21 @@ class AdapterDesk:
             self._parked.discard(number)
             for adapter in self._adapters.values():
                 adapter.parked = [each for each in adapter.parked if each.id != number]
-            return True
+        self._tell_idle()
+        return True
+
+    def when_idle(self, on_idle: Callable[[], object]) -> None:
+        """Have it called, once, when no request waits for an adapter; at once if none does."""
+        with self._lock:
+            self._on_idle.append(on_idle)
+        self._tell_idle()
 
     def forget(self) -> None:
         """Forget everything: the engine is a new one."""
         with self._lock:
             self._adapters.clear()
             self._parked.clear()
+        self._tell_idle()
 
     def _load(self, adapter: _Adapter) -> Answer[Any]:
         lora = adapter.lora
@@ -159,6 +168,15 @@ class AdapterDesk:
         if error is not None:
             for request in parked:
                 self._fail(request.id, error)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        with self._lock:
+            listeners = [] if self._parked else self._on_idle
+            if listeners:
+                self._on_idle = []
+        for on_idle in listeners:
+            on_idle()
 
     def _send_in_order(self, parked: list[GenRequest]) -> None:
         """Send what waited, under the lock, so that no abort of it can come first."""

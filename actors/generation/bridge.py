@@ -76,6 +76,7 @@ class Bridge:
         self._is_up = False
         self._look_lock = threading.Lock()
         self._stop = asyncio.Event()
+        self._hurried = asyncio.Event()  # it is to stop without draining
         self._drain_s: float | None = None  # how long to drain, once it is to stop
         sever_after_fork(self)
 
@@ -113,6 +114,8 @@ class Bridge:
         if self._drain_s is None or drain_s < self._drain_s:
             self._drain_s = drain_s
         self._call(self._stop.set)
+        if drain_s == 0:
+            self._call(self._hurried.set)
         if not is_first and drain_s == 0 and self._group is not None:
             self._call(self._group.hurry)
 
@@ -177,7 +180,7 @@ class Bridge:
         starting = asyncio.ensure_future(self._start(spawner, is_own=is_own))
         try:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
+            if not starting.done() and not await self._may_drain(starting):
                 return  # it is not wanted any more; what waits for it is told by `run`
             info = starting.result()
             self._registry.info = info
@@ -190,6 +193,21 @@ class Bridge:
             for task in (starting, stopping):
                 task.cancel()
             await asyncio.wait([starting, stopping])
+
+    async def _may_drain(self, starting: asyncio.Task[EngineInfo]) -> bool:
+        """Whether the ranks have loaded in time for what was sent before they are to stop."""
+        if not (self._drain_s and self._queue):
+            return False
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        try:
+            await asyncio.wait(
+                [starting, hurried],
+                timeout=self._drain_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            hurried.cancel()
+        return starting.done()
 
     async def _start(self, spawner: Spawner, *, is_own: bool) -> EngineInfo:
         if is_own:

@@ -122,7 +122,11 @@ class ExecutorBase:
     def _begin_shutdown(self, drain: bool, timeout: float | None) -> float:
         self._is_closing = True
         if not self._registry.gone.is_open:
-            self._send(Close(drain))
+            if drain:
+                # What waits for an adapter was accepted, too, and has to be sent before.
+                self._adapters.when_idle(lambda: self._send(Close(drain=True)))
+            else:
+                self._send(Close())
         usual_s = self.config.drain_timeout_s if drain else CLOSE_S
         return usual_s if timeout is None else timeout
 

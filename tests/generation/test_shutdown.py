@@ -5,18 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from actorserve.actors.generation import ExecutorConfig, GenerationExecutor
+from actorserve.actors.generation import (
+    ExecutorConfig,
+    GenerationExecutor,
+    LoRARequest,
+    SamplingParams,
+)
 from actorserve.clock import monotonic_s
 from actorserve.errors import Cancelled, EngineDeadError, Unavailable
 from tests.conftest import wait_until
 from tests.generation.asking import LONG, PATIENCE_S
 from tests.generation.conftest import Make
 from tests.generation.odd_engines import Hanging, SlowToClose
+
+FEW = SamplingParams(max_tokens=5)
 
 
 def _in_loop(executor: GenerationExecutor) -> None:
@@ -87,3 +95,34 @@ def test_a_cancelled_request_is_told_of_that(make: Make) -> None:
     result.cancel()
     with pytest.raises(Cancelled, match=r"^the request was cancelled$"):
         result.result(PATIENCE_S)
+
+
+def test_a_drain_finishes_what_waits_for_the_engine(make: Make) -> None:
+    """Requests that came before the engine had loaded were accepted."""
+    executor = make({"load_s": 0.3}, wait=False)
+    result = executor.generate_async([1], FEW)
+    executor.shutdown(drain=True, timeout=PATIENCE_S)
+    assert len(result.result(0).outputs[0].token_ids) == FEW.max_tokens
+
+
+def test_a_drain_finishes_what_waits_for_an_adapter(make: Make) -> None:
+    """It is sent when the adapter is there, and only then nothing more is taken."""
+    executor = make({"adapters": True, "any_path": True, "adapter_s": 0.3})
+    lora = LoRARequest("style", 1, "/somewhere")
+    results = [executor.generate_async([1], FEW, lora) for _ in range(3)]
+    executor.shutdown(drain=True, timeout=PATIENCE_S)
+    for result in results:
+        assert len(result.result(0).outputs[0].token_ids) == FEW.max_tokens
+
+
+def test_a_drain_can_be_cut_short_while_the_engine_loads(make: Make) -> None:
+    """By a second shutdown, from another thread."""
+    executor = make({"load_s": 2.0}, wait=False)
+    result = executor.generate_async([1], FEW)
+    draining = threading.Thread(target=executor.shutdown, kwargs={"drain": True})
+    draining.start()
+    executor.shutdown()
+    with pytest.raises(Unavailable):
+        result.result(PATIENCE_S)
+    draining.join(PATIENCE_S)
+    assert not draining.is_alive()
