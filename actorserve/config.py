@@ -261,7 +261,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--device-max-bytes", "device_max_bytes", _integer(0, 1 << 50), "BYTES",
            "device memory that an instance may take in all, 0 for no limit"),
     Option("--device-foreign", "device_foreign", _choice("copy", "export"), "copy|export",
-           "what a library has allocated is sent as a copy, or exported where the driver can"),
+           "what a library has allocated is sent as a copy, or exported (no driver can yet)"),
     Option("--device-fence", "device_fence", _choice("sync", "event"), "sync|event",
            "the sender waits for the work on a tensor, or the receiver's stream does"),
     Option("--device-full", "device_full", _choice("grow", "host", "error"), "grow|host|error",

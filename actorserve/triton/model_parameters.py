@@ -150,7 +150,7 @@ PARAMETERS: tuple[ParameterRule, ...] = (
     ParameterRule("DEVICE_MAX_BYTES", "device_max_bytes", _bytes,
                   "device memory that a stub may take in all, 0 for no limit"),
     ParameterRule("DEVICE_FOREIGN", "device_foreign", _one_of("copy", "export"),
-                  "`copy` or `export`: how what a library has allocated is sent"),
+                  "`copy` or `export` (no driver can yet): how a library's memory is sent"),
     ParameterRule("DEVICE_FENCE", "device_fence", _one_of("sync", "event"),
                   "`sync` or `event`: who waits for the model's work on a tensor"),
     ParameterRule("DEVICE_FULL", "device_full", _one_of("grow", "host", "error"),
