@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from actorserve import Supervisor, SyncSupervisor
@@ -22,6 +21,7 @@ from tests.conftest import wait_until
 from tests.server.generation_models import CHAT_ANSWER, write_engine
 from tests.server.harness import Launcher, parameter
 from tests.server.scrape import of_model, read
+from tests.server.test_generation_faults import ranks_of
 
 
 def test_a_clients_mistake_is_no_failure_of_the_backend(repository: Path) -> None:
@@ -65,9 +65,8 @@ def test_status_says_which_rank_died_and_of_what(repository: Path) -> None:
     """The process that ends with it says so, and its supervisor repeats that."""
     write_ranks(repository)
     with SyncSupervisor(repository, Settings(restart_backoff_s=(0.0, 0.1))) as server:
-        names = ["scripted rank 0", "scripted rank 1"]  # and none of an earlier server's
-        wait_until(lambda: sorted(each.name() for each in processes("scripted rank")) == names)
-        ranks = processes("scripted rank")
+        ranks = ranks_of("two_0")
+        assert sorted(each.name() for each in ranks) == ["scripted rank 0", "scripted rank 1"]
         second = next(each for each in ranks if each.name().endswith("1"))
         os.kill(second.pid, signal.SIGKILL)
         instance = wait_restarted(server)
@@ -76,12 +75,6 @@ def test_status_says_which_rank_died_and_of_what(repository: Path) -> None:
             "killed by SIGKILL"
         )
         assert instance.restarts == 1
-
-
-def processes(name: str) -> list[psutil.Process]:
-    """Return our descendants whose name begins so."""
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if each.name().startswith(name)]
 
 
 def wait_restarted(server: SyncSupervisor) -> Any:

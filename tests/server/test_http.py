@@ -369,5 +369,5 @@ def test_every_interface_may_be_listened_on(start_server, repository):
         pytest.skip("no IPv6 here")
     server = start_server(repository, flags=["--host=::1"])
     assert json.loads(server.ready_file.read_text())["http"]["host"] == "::1"
-    assert f"Ready: http://[::1]:{server.port} " in server.log()
+    server.wait_log(f"Ready: http://[::1]:{server.port} ")
     assert server.call("GET", "/v2/health/ready")[0] == 200
