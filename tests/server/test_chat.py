@@ -103,6 +103,7 @@ def test_words_for_the_program_are_no_questions(repository: Path) -> None:
         terminal.read_until("> ")
         terminal.type(" /help\n")
         terminal.read_until(CHAT_ANSWER[:3])
+        terminal.read_until("> ")
         terminal.type(CTRL_D)
         code, _ = terminal.read_all()
     assert code == 0
