@@ -19,7 +19,7 @@ import msgspec
 from actorserve.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ACTORSERVE_"
-_OTHER_VARIABLES = frozenset({"ACTORSERVE_SHM", "ACTORSERVE_FAULT"})
+_OTHER_VARIABLES = frozenset({"ACTORSERVE_SHM", "ACTORSERVE_FAULT", "ACTORSERVE_EMULATED_DEVICES"})
 _OF_KUBERNETES = ("ACTORSERVE_PORT", "ACTORSERVE_SERVICE_")
 """How the variables begin that a service of the name "actorserve" brings into every container."""
 MIB = 1 << 20

@@ -305,7 +305,7 @@ def test_c25_idle_ranks_use_no_cpu():
             await asyncio.sleep(1)
             used_s = sum(map(cpu_s, group.group.pids)) - before_s
             shares.append(used_s / (monotonic_s() - began_s))
-        assert min(shares) < 0.05
+        assert max(shares[1:]) < 0.05
 
     run_group(test, options={"all_reduce": True})
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from actorserve.config import OPTIONS
+from actorserve.config import OPTIONS, unknown_variables
 from actorserve.triton.model_parameters import PARAMETERS, ModelParameters
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,7 @@ def test_every_variable_that_is_read_is_on_the_page():
     found |= {option.variable for option in OPTIONS}
     missing = {name for name in found - INTERNAL if f"`{name}`" not in page}
     assert not missing
+    assert unknown_variables(dict.fromkeys(found - INTERNAL, "")) == []  # no warning for ours
 
 
 def test_every_model_parameter_is_in_the_table():
