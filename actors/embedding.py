@@ -31,7 +31,6 @@ LONGEST_S = 1e9
 COPY_ON_LOOP_BYTES = 1 << 20
 
 _MOST_PRIORITY = (1 << 64) - 1
-_MOST_TIMEOUT_US = (1 << 62) - 1
 
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -220,7 +219,7 @@ def _check_limits(timeout_s: Any, priority: Any) -> None:
 def _microseconds(timeout_s: float | None) -> int:
     if timeout_s is None:
         return 0
-    return max(1, int(min(timeout_s * 1e6, _MOST_TIMEOUT_US)))  # 0 would be none
+    return max(1, int(min(timeout_s, LONGEST_S) * 1e6))  # 0 would be none
 
 
 def _expire_in(

@@ -27,9 +27,14 @@ class SyncStream:
     """One stream; `next` and `close` are the reader's, everything else is the loop's."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, responses: AsyncGenerator[Outputs, None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        responses: AsyncGenerator[Outputs, None],
+        waits: set[concurrent.futures.Future[Any]],
     ) -> None:
+        """`waits` holds what somebody waits for; whoever closes the loop cancels what is left."""
         self._loop = loop
+        self._waits = waits
         self._responses = responses
         self._turn = asyncio.Lock()
         self._step: asyncio.Task[object] | None = None
@@ -67,6 +72,10 @@ class SyncStream:
         self._loop.call_soon_threadsafe(
             lambda: self._loop.create_task(begin()).add_done_callback(settle)
         )
+        self._waits.add(outcome)
+        outcome.add_done_callback(self._waits.discard)
+        if self._loop.is_closed():  # it came after the loop's last turn
+            outcome.cancel()
         return outcome
 
     # --- in the loop -----------------------------------------------------------------------------

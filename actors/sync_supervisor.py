@@ -208,6 +208,7 @@ class SyncSupervisor:
                 priority=priority,
                 parameters=parameters,
             ),
+            self._waits,
         )
         try:
             while True:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from actorserve import Supervisor, SyncSupervisor
+from actorserve.actors.sync_stream import SyncStream
 from actorserve.config import Settings
 from actorserve.errors import InvalidArgument, NotFound, Unavailable
 from tests.conftest import wait_until
@@ -253,3 +255,21 @@ def test_an_interrupt_ends_a_stream_wherever_it_comes(tmp_path):
             wait_until(lambda: pending() == 0)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_step_that_comes_after_the_loop_s_last_turn_does_not_wait_for_ever():
+    """Nobody runs it any more: whoever closes the loop cancels it, and the reader hears of that."""
+    loop = asyncio.new_event_loop()
+    waits: set[Any] = set()
+    server = SyncSupervisor(EXAMPLES, ONLY_ADD_SUB)
+    stream = SyncStream(loop, server._server.stream("add_sub", INPUTS), waits)
+    reader = ThreadPoolExecutor(1)
+    step = reader.submit(stream.next)
+    wait_until(lambda: waits)
+    for each in list(waits):
+        each.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        step.result(20)
+    reader.shutdown()
+    loop.close()
+    assert not waits
